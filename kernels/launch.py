@@ -1,0 +1,90 @@
+"""The one seam between a kernel's wrapper and whatever runs the kernel.
+
+A wrapper checks its arrays, looks up its configuration for `launcher.arch`, computes the grid and calls
+`launcher(kernel, grid, args)`. Who receives that call decides what happens:
+
+    GpuLauncher          ct.launch on a CUDA stream, plain or with programmatic dependent launch (PDL)
+    InterpreterLauncher  kernels.interpreter: block by block on NumPy arrays, with memory checks
+    RecordingLauncher    kernels.compile: runs nothing, keeps (kernel, arguments) for ahead-of-time compilation
+
+Wrappers never ask which one they got.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    Grid = tuple[int, int, int]
+
+
+class Launcher(Protocol):
+    """Runs or records one kernel launch.
+
+    Attributes:
+        arch: the target whose configuration row applies, such as "sm_90".
+        pdl: whether kernels of this launcher are chained by programmatic dependent launch. Wrappers pass it to
+            the kernel body as the constant PDL, so that one body serves both forms.
+    """
+
+    @property
+    def arch(self) -> str: ...
+
+    @property
+    def pdl(self) -> bool: ...
+
+    def __call__(self, kernel: Any, grid: Grid, args: Sequence[Any]) -> None: ...
+
+
+class GpuLauncher:
+    """Launches on a CUDA stream. `stream` is the raw pointer (cupy.cuda.Stream.ptr)."""
+
+    def __init__(self, stream: int, arch: str, *, pdl: bool) -> None:
+        if pdl and int(arch.removeprefix("sm_")) < 90:
+            raise ValueError(f"programmatic dependent launch needs sm_90 or newer, the device is {arch}")
+        self.stream = stream
+        self.arch = arch
+        self.pdl = pdl
+
+    def __call__(self, kernel: Any, grid: Grid, args: Sequence[Any]) -> None:
+        import cuda.tile as ct
+
+        if self.pdl:
+            ct.launch(self.stream, grid, kernel, tuple(args), programmatic_dependent_launch=True)
+        else:
+            ct.launch(self.stream, grid, kernel, tuple(args))
+
+
+@functools.cache
+def with_hints(kernel: Any, **hints: int) -> Any:
+    """`kernel` with compiler hints (occupancy, num_worker_warps, …), made once per set of hints.
+
+    `replace_hints` returns a kernel with an empty compilation cache, so calling it per launch would recompile.
+    """
+    return kernel.replace_hints(**hints) if hints else kernel
+
+
+def check_array(what: str, array: Any, shape: tuple[int | None, ...], *dtypes: str) -> None:
+    """Refuse an array that the kernel would read wrongly, naming both the found and the expected.
+
+    Args:
+        what: "<op>: <argument>", the start of the message.
+        array: anything with `shape`, `dtype` and `strides` or `flags` (NumPy, CuPy, a recorded spec).
+        shape: the expected shape; None admits any length of at least 1.
+        dtypes: NumPy names admitted ("bfloat16", "float32", …).
+
+    Raises:
+        ValueError: wrong rank, length or layout (arrays must be C-contiguous).
+        TypeError: wrong dtype.
+    """
+    if str(array.dtype) not in dtypes:
+        raise TypeError(f"{what} has dtype {array.dtype}, expected {' or '.join(dtypes)}")
+    found = tuple(array.shape)
+    if len(found) != len(shape) or any(want is not None and have != want for have, want in zip(found, shape)) or 0 in found:
+        expected = ", ".join("any" if n is None else str(n) for n in shape)
+        raise ValueError(f"{what} has shape {found}, expected ({expected})")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"{what} is not C-contiguous (strides {tuple(array.strides)} bytes)")
