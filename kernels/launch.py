@@ -83,11 +83,7 @@ def check_array(what: str, array: Any, shape: tuple[int | None, ...], *dtypes: s
     if str(array.dtype) not in dtypes:
         raise TypeError(f"{what} has dtype {array.dtype}, expected {' or '.join(dtypes)}")
     found = tuple(array.shape)
-    if (
-        len(found) != len(shape)
-        or any(want is not None and have != want for have, want in zip(found, shape))
-        or 0 in found
-    ):
+    if len(found) != len(shape) or any(want is not None and have != want for have, want in zip(found, shape)) or 0 in found:
         expected = ", ".join("any" if n is None else str(n) for n in shape)
         raise ValueError(f"{what} has shape {found}, expected ({expected})")
     if not array.flags.c_contiguous:
