@@ -9,7 +9,8 @@ System prompt: no system message leaves the template to itself, and many bring a
 turn; any other text is passed as it is.
 
 Thinking: `think` True or False reaches the template as `enable_thinking` and `thinking`; None leaves both undefined.
-What an assistant thought goes in as `reasoning_content` (and `thinking`), and the template keeps it or drops it.
+What an assistant thought goes in as `reasoning_content` (and `thinking`), and the template keeps it or drops it. Where
+a message brings it inside its content, as files from elsewhere do, it is taken out first for templates that would.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from tileinfer_core.errors import DamagedModelError, ModelError
 from tileinfer_core.jsonfile import read_json_object
 from tileinfer_core.template_marks import mark_segments
 from tileinfer_core.template_sandbox import RefusedConversationError, TemplateEnvironment
+from tileinfer_core.thinking import Markers, find_markers, split_whole, takes_thinking_apart
 from tileinfer_core.tokenizer_files import CONFIG_FILE, TokenizerConfig
 
 if TYPE_CHECKING:
@@ -96,6 +98,9 @@ class ChatTemplate:
         """
         source = self._choose(tools=tools is not None)
         template = self._compile(source)
+        markers = find_markers(source.text)
+        inside = markers if markers and takes_thinking_apart(source.text, markers) else None
+        tables = [_as_dict(message, inside) for message in messages]
         fixed: dict[str, Any] = {
             **self._named_tokens,
             "documents": None,
@@ -105,10 +110,10 @@ class ChatTemplate:
             fixed |= {"enable_thinking": think, "thinking": think}
 
         def render(change: Callable[[str], str]) -> str:
-            values = {"messages": [_as_dict(message, change) for message in messages], "tools": _changed(tools, change)}
+            values = {"messages": [_changed(table, change) for table in tables], "tools": _changed(tools, change)}
             return self._run(template, source, date, {**fixed, **values})
 
-        texts = [text for message in messages for text in (message.content, message.thinking) if text]
+        texts = [text for table in tables for key, text in table.items() if key != "role"]
         return mark_segments(render, [*texts, *_texts(tools)], source.text, ModelError)
 
     def _compile(self, source: _Source) -> Template:
@@ -151,19 +156,20 @@ def _line(error: Exception, where: str) -> int | None:
     return line
 
 
-def _as_dict(message: Message, change: Callable[[str], str]) -> dict[str, str]:
-    table = {"role": str(message.role), "content": change(message.content)}
-    if message.thinking is not None:
-        table["reasoning_content"] = table["thinking"] = change(message.thinking)
-    return table
+def _as_dict(message: Message, markers: Markers | None) -> dict[str, str]:
+    thinking, content = message.thinking, message.content
+    if thinking is None and message.role == "assistant":
+        thinking, content = split_whole(content, markers)
+    table = {"role": str(message.role), "content": content}
+    return table if thinking is None else {**table, "reasoning_content": thinking, "thinking": thinking}
 
 
 def _changed(value: Any, change: Callable[[str], str]) -> Any:
-    """A copy of plain data with its texts changed; keys stay."""
+    """A copy of plain data with its texts changed; roles and keys stay."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
-        return {key: _changed(item, change) for key, item in value.items()}
+        return {key: item if key == "role" else _changed(item, change) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_changed(item, change) for item in value]
     return value

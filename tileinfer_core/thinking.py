@@ -39,6 +39,21 @@ def find_markers(template_source: str | None) -> Markers | None:
     return next((markers for markers in KNOWN_MARKERS if markers.close in source or markers.open in source), None)
 
 
+def takes_thinking_apart(template_source: str, markers: Markers) -> bool:
+    """Does a template know thinking as something apart from the answer, by a field of its own or by splitting?"""
+    calls = (f"split({quote}{markers.close}{quote})" for quote in "'\"")
+    return "reasoning_content" in template_source or any(call in template_source for call in calls)
+
+
+def split_whole(content: str, markers: Markers | None) -> tuple[str | None, str]:
+    """(thinking, answer) of a finished answer that still holds its block in front; (None, content) otherwise."""
+    start = content.lstrip()
+    if markers is None or not start.startswith(markers.open) or markers.close not in start:
+        return None, content
+    thinking, _, answer = start.removeprefix(markers.open).partition(markers.close)
+    return thinking.strip("\n"), answer.lstrip("\n")
+
+
 def is_opened(prompt: Sequence[Segment], markers: Markers | None) -> bool:
     """Does the prompt end inside a thinking block, so that the model goes on with its thoughts at once?
 
