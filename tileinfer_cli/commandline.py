@@ -52,11 +52,11 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     hints = typing.get_type_hints(function, include_extras=True)
     groups = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind) and kind is not Cli}
 
-    def run(context: typer.Context, debug: bool = False, **given: Any) -> None:
+    def run(ctx: typer.Context, debug: bool = False, **given: Any) -> None:
         del debug  # its callback has told the Cli
         for name, kind in groups.items():
             given[name] = kind(**{field.name: given.pop(field.name) for field in dataclasses.fields(kind)})
-        function(context.obj, **given)
+        function(ctx.obj, **given)
 
     run.__name__ = function.__name__
     run.__doc__ = function.__doc__
@@ -69,7 +69,7 @@ def _spread(
     function: Callable[..., None], hints: dict[str, Any], groups: dict[str, Any]
 ) -> typing.Iterator[inspect.Parameter]:
     kind = inspect.Parameter.KEYWORD_ONLY
-    yield inspect.Parameter("context", kind, annotation=typer.Context)
+    yield inspect.Parameter("ctx", kind, annotation=typer.Context)
     for parameter in list(inspect.signature(function).parameters.values())[1:]:
         if parameter.name in groups:
             group = groups[parameter.name]

@@ -32,13 +32,16 @@ ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="Alias, ORG/NAME, folder or .gguf file.", show_default=False)
 ]
 PromptArgument = Annotated[
-    str | None, typer.Argument(metavar="[PROMPT]", help="The prompt; text on stdin follows it after a blank line.")
+    str | None, typer.Argument(metavar="PROMPT", help="The prompt; text on stdin follows it after a blank line.")
 ]
 JsonFlag = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on stdout.", rich_help_panel=_OUTPUT)
 ]
 QuietFlag = Annotated[
     bool, typer.Option("--quiet", "-q", help="Say nothing on stderr but warnings and errors.", rich_help_panel=_OUTPUT)
+]
+StatsFlag = Annotated[
+    bool, typer.Option("--stats", help="Token counts, speeds and the seed on stderr.", rich_help_panel=_OUTPUT)
 ]
 ModelOption = Annotated[
     str | None,
@@ -58,6 +61,20 @@ ContextOption = Annotated[
     int | None,
     typer.Option("--context", metavar="N", help="Tokens of context, at most the model's.", rich_help_panel=_MODEL),
 ]
+SystemOption = Annotated[
+    str | None,
+    typer.Option(
+        "--system",
+        "-s",
+        metavar="TEXT",
+        help='System prompt; "" sends an empty one in place of the template\'s own.',
+        rich_help_panel=_PROMPT,
+    ),
+]
+ThinkFlag = Annotated[
+    bool | None,
+    typer.Option("--think/--no-think", help="Ask the template for thinking or none.", rich_help_panel=_THINKING),
+]
 
 
 @dataclass(frozen=True)
@@ -75,16 +92,7 @@ class PromptFlags:
             "--file", "-f", metavar="FILE", help="Read the prompt from FILE (- is stdin).", rich_help_panel=_PROMPT
         ),
     ] = None
-    system: Annotated[
-        str | None,
-        typer.Option(
-            "--system",
-            "-s",
-            metavar="TEXT",
-            help='System prompt; "" sends none, not even the template\'s own.',
-            rich_help_panel=_PROMPT,
-        ),
-    ] = None
+    system: SystemOption = None
     raw: Annotated[
         bool,
         typer.Option("--raw", help="Complete the text as it is, without the chat template.", rich_help_panel=_PROMPT),
@@ -161,10 +169,7 @@ class StopFlags:
 
 @dataclass(frozen=True)
 class ThinkingFlags:
-    think: Annotated[
-        bool | None,
-        typer.Option("--think/--no-think", help="Ask the template for thinking or none.", rich_help_panel=_THINKING),
-    ] = None
+    think: ThinkFlag = None
     show_thinking: Annotated[
         bool | None,
         typer.Option(

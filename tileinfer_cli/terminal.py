@@ -12,8 +12,15 @@ import os
 import re
 import select
 import sys
+import time
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
+
+try:
+    import fcntl
+    import termios
+except ImportError:  # no pipes of this kind on Windows
+    fcntl = None  # type: ignore[assignment]
 
 from tileinfer_core.errors import DiskError, TileinferError
 
@@ -94,6 +101,17 @@ class TextStream:
         if any(event & select.POLLERR for _, event in poll.poll(0)):
             raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
+    def drain(self, patience_s: float = 0.2) -> None:
+        """Waits until a pipe's reader (tee, say) has taken everything, so that what stderr shows next comes after it."""
+        if self._stream is None or self.look.terminal or fcntl is None:
+            return
+        end = time.monotonic() + patience_s
+        try:
+            while time.monotonic() < end and _unread_bytes(self._stream.fileno()):
+                time.sleep(0.005)
+        except OSError:  # not a pipe
+            return
+
     def require(self) -> None:
         """Raises if nobody could ever read this stream: before a model is loaded for nothing."""
         if self._stream is None:
@@ -118,6 +136,11 @@ class TextStream:
             raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)) from error
         else:
             raise DiskError(f"could not write to {self.name}: {error.strerror}") from error
+
+
+def _unread_bytes(descriptor: int) -> int:
+    answer = fcntl.ioctl(descriptor, termios.FIONREAD, b"\0" * 4)
+    return int.from_bytes(answer, sys.byteorder)
 
 
 def silence(stream: IO[str] | None) -> None:

@@ -72,14 +72,16 @@ class LineReader:
 
 
 class LineEditor:
-    """prompt_toolkit on stderr. `status` gives the text under the line (the gauge)."""
+    """prompt_toolkit, drawn on `canvas` (stderr if that is a terminal). `status` is the text under the line."""
 
     interactive = True
 
-    def __init__(self, streams: Streams, history: Path, commands: Iterable[str], status: Callable[[], str]) -> None:
+    def __init__(
+        self, canvas: TextStream, err: TextStream, history: Path, commands: Iterable[str], status: Callable[[], str]
+    ) -> None:
         self._status = status
         self._leaving = False  # Ctrl-C was the last key
-        self._session = _new_session(streams.err, open_history(history, streams.err), sorted(commands), self)
+        self._session = _new_session(canvas, open_history(history, err), sorted(commands), self)
 
     def toolbar(self) -> str:
         return _LEAVE_HINT if self._leaving else self._status()
@@ -123,7 +125,15 @@ class LineEditor:
         self._leaving = False
 
 
-def _new_session(err: TextStream, history: History, commands: list[str], editor: LineEditor) -> PromptSession[str]:
+def new_reader(streams: Streams, history: Path, commands: Iterable[str], status: Callable[[], str]) -> Reader:
+    """The editor where a person types and a stream can be drawn on; plain lines elsewhere."""
+    canvas = next((stream for stream in (streams.err, streams.out) if stream.look.motion), None)
+    if streams.stdin_is_terminal and canvas is not None:
+        return LineEditor(canvas, streams.err, history, commands, status)
+    return LineReader(streams)
+
+
+def _new_session(canvas: TextStream, history: History, commands: list[str], editor: LineEditor) -> PromptSession[str]:
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
     from prompt_toolkit.filters import Condition
@@ -131,7 +141,7 @@ def _new_session(err: TextStream, history: History, commands: list[str], editor:
     from prompt_toolkit.styles import Style
 
     # No cursor position requests: they delay the first prompt and leave stray answers in slow terminals.
-    output = Vt100_Output.from_pty(err.file, term=os.environ.get("TERM"), enable_cpr=False)  # type: ignore[arg-type]
+    output = Vt100_Output.from_pty(canvas.file, term=os.environ.get("TERM"), enable_cpr=False)  # type: ignore[arg-type]
     session: PromptSession[str] = PromptSession(
         output=output,
         history=history,
