@@ -6,17 +6,20 @@ Thinking never goes to stdout, so that stdout has the answer alone even where th
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from tileinfer_cli.render import DIM, Progress, print_note
 from tileinfer_core.events import Finished, PrefillProgress, TextDelta
 from tileinfer_core.progress import ProgressEvent
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Mapping
 
     from tileinfer_cli.terminal import Streams
+    from tileinfer_core.engine import Engine
     from tileinfer_core.events import Event
+    from tileinfer_core.settings import Setting
 
 
 class AnswerView:
@@ -76,13 +79,28 @@ class AnswerView:
             self._out.end_line()
 
 
-def print_ending(streams: Streams, finished: Finished, *, max_tokens_origin: str) -> None:
+def print_ending(streams: Streams, finished: Finished, *, limit_origin: str) -> None:
     """Says when an answer was not ended by the model: nothing is cut silently."""
     count = f"{finished.usage.completion_tokens:,} tokens"
     if finished.reason == "length":
-        print_note(streams.err, f"stopped after {count} ({max_tokens_origin})")
+        print_note(streams.err, f"stopped after {count} ({limit_origin})")
     elif finished.reason == "context":
         print_note(streams.err, f"stopped after {count}: the context is full")
+
+
+def as_document(engine: Engine, finished: Finished, sampling: Mapping[str, Setting[Any]]) -> dict[str, Any]:
+    """What `generate --json` prints: a contract with scripts. Fields may be added, not renamed."""
+    return {
+        "model": engine.folder.name,
+        "text": finished.text,
+        "finish_reason": finished.reason,
+        "usage": asdict(finished.usage),
+        "timings": asdict(finished.timings),
+        "seed": finished.seed,
+        "sampling": {name: asdict(setting) for name, setting in sampling.items()},
+        "backend": engine.backend.name,
+        "stop": finished.stop,
+    }
 
 
 def stats_text(finished: Finished) -> str:

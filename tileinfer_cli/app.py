@@ -50,7 +50,7 @@ def run(argv: list[str]) -> int:
         cli = Cli(streams)
         with _sigterm_unwinds():
             return _dispatch(argv, cli)
-    except BaseException as error:  # noqa: BLE001 the boundary: everything ends as a code
+    except BaseException as error:
         return _end(error, streams, debug=cli is not None and cli.debug)
 
 

@@ -50,7 +50,9 @@ DebugOption = Annotated[
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """The function as Typer sees it: a context, every field of every flag group, `--debug`."""
     hints = typing.get_type_hints(function, include_extras=True)
-    groups = {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind) and kind is not Cli}
+    groups: dict[str, Any] = {
+        name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind) and kind is not Cli
+    }
 
     def run(ctx: typer.Context, debug: bool = False, **given: Any) -> None:
         del debug  # its callback has told the Cli
@@ -96,6 +98,7 @@ class SectionedCommand(TyperCommand):
                 formatter.write_dl(sections[heading])
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        del ctx
         _write_epilog(self.epilog, formatter)
 
 
@@ -103,6 +106,7 @@ class SectionedGroup(TyperGroup):
     """The command list under its headings, in the order of registration."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
+        del ctx
         sections: dict[str, list[tuple[str, str]]] = {}
         width = max(len(name) for name in self.commands)
         for name, sub in self.commands.items():
@@ -118,6 +122,7 @@ class SectionedGroup(TyperGroup):
         TyperCommand.format_options(self, ctx, formatter)  # type: ignore[arg-type]
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        del ctx
         _write_epilog(self.epilog, formatter)
 
 

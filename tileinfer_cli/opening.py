@@ -88,7 +88,9 @@ def wanted(
     from tileinfer_core.sampling import SamplingParams, resolve_sampling
 
     resolved = resolve_sampling(sampling, settings, generation)
-    limit = settings.max_tokens if until.max_tokens is None else Setting(until.max_tokens, "--max-tokens")
+    limit: Setting[int | None] = settings.max_tokens
+    if until.max_tokens is not None:
+        limit = Setting(until.max_tokens, "--max-tokens")
     request = Request(
         sampling=SamplingParams.from_settings(resolved),
         max_tokens=limit.value,

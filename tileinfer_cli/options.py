@@ -34,9 +34,7 @@ ModelArgument = Annotated[
 PromptArgument = Annotated[
     str | None, typer.Argument(metavar="PROMPT", help="The prompt; text on stdin follows it after a blank line.")
 ]
-JsonFlag = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document on stdout.", rich_help_panel=_OUTPUT)
-]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.", rich_help_panel=_OUTPUT)]
 QuietFlag = Annotated[
     bool, typer.Option("--quiet", "-q", help="Say nothing on stderr but warnings and errors.", rich_help_panel=_OUTPUT)
 ]
@@ -111,9 +109,7 @@ class SamplingFlags:
     ] = None
     top_p: Annotated[
         float | None,
-        typer.Option(
-            "--top-p", metavar="P", help="Keep the smallest set that reaches P.", rich_help_panel=_SAMPLING
-        ),
+        typer.Option("--top-p", metavar="P", help="Keep the smallest set that reaches P.", rich_help_panel=_SAMPLING),
     ] = None
     min_p: Annotated[
         float | None,
@@ -135,9 +131,7 @@ class SamplingFlags:
     ] = None
     frequency_penalty: Annotated[
         float | None,
-        typer.Option(
-            "--frequency-penalty", metavar="X", help="By count in the answer.", rich_help_panel=_SAMPLING
-        ),
+        typer.Option("--frequency-penalty", metavar="X", help="By count in the answer.", rich_help_panel=_SAMPLING),
     ] = None
     seed: Annotated[
         int | None,
@@ -151,15 +145,11 @@ class SamplingFlags:
 class StopFlags:
     max_tokens: Annotated[
         int | None,
-        typer.Option(
-            "--max-tokens", "-n", metavar="N", help="At most N new tokens.", rich_help_panel=_STOPPING
-        ),
+        typer.Option("--max-tokens", "-n", metavar="N", help="At most N new tokens.", rich_help_panel=_STOPPING),
     ] = None
     stop: Annotated[
         list[str] | None,
-        typer.Option(
-            "--stop", metavar="TEXT", help="Stop before TEXT; may be repeated.", rich_help_panel=_STOPPING
-        ),
+        typer.Option("--stop", metavar="TEXT", help="Stop before TEXT; may be repeated.", rich_help_panel=_STOPPING),
     ] = None
     ignore_eos: Annotated[
         bool,
@@ -180,7 +170,5 @@ class ThinkingFlags:
     ] = None
     think_budget: Annotated[
         int | None,
-        typer.Option(
-            "--think-budget", metavar="N", help="End the thinking after N tokens.", rich_help_panel=_THINKING
-        ),
+        typer.Option("--think-budget", metavar="N", help="End the thinking after N tokens.", rich_help_panel=_THINKING),
     ] = None

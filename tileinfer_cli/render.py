@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from tileinfer_cli.terminal import neutralise
 
@@ -51,7 +50,7 @@ def print_note(err: TextStream, message: str) -> None:
 
 
 def print_json(out: TextStream, document: Any) -> None:
-    """One document. JSON escapes C0 itself; DEL, C1 and lone surrogates are escaped here, for it may reach a terminal."""
+    """One document. JSON escapes C0 itself; DEL, C1 and lone surrogates are escaped here: it may reach a terminal."""
     text = json.dumps(document, ensure_ascii=False, indent=2, allow_nan=False)
     out.write(re.sub(r"[\x7f-\x9f\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
 
@@ -78,7 +77,9 @@ def _cells(text: str) -> int:
     return cell_len(text)
 
 
-def print_table(out: TextStream, header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Iterable[int] = ()) -> None:
+def print_table(
+    out: TextStream, header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Iterable[int] = ()
+) -> None:
     """Aligned columns. The header is bold on a terminal. Nothing is cut: a line too long for the terminal wraps."""
     rows = [[neutralise(cell) for cell in row] for row in rows]
     widths = [max(_cells(row[i]) for row in [header, *rows]) for i in range(len(header))]
@@ -144,7 +145,7 @@ class Progress:
         self._row: Any = None
         self._quarter = 0
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -219,7 +220,3 @@ def _new_bar(err: TextStream) -> RichProgress:
         TimeRemainingColumn(compact=True, elapsed_when_finished=True),
     )
     return Progress(*columns, console=console, transient=True)
-
-
-def terminal_width(default: int = 80) -> int:
-    return shutil.get_terminal_size((default, 24)).columns

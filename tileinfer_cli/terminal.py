@@ -73,6 +73,14 @@ class TextStream:
         """The stream below, for a library that draws on it."""
         return self._stream
 
+    @property
+    def descriptor(self) -> int | None:
+        """The file descriptor; None for a stream that is closed or only in memory."""
+        try:
+            return self._stream.fileno() if self._stream is not None else None
+        except OSError:  # io.UnsupportedOperation
+            return None
+
     def write(self, text: str) -> None:
         """Text of any origin. Raises BrokenPipeError, or DiskError when the device is full (required streams only)."""
         if text:
@@ -94,20 +102,22 @@ class TextStream:
 
     def check_reader(self) -> None:
         """Raises BrokenPipeError if a pipe's reader has gone, before anything is written to it."""
-        if self._stream is None or self.look.terminal or not hasattr(select, "poll"):
+        descriptor = self.descriptor
+        if descriptor is None or self.look.terminal or not hasattr(select, "poll"):
             return
         poll = select.poll()
-        poll.register(self._stream.fileno(), 0)
+        poll.register(descriptor, 0)
         if any(event & select.POLLERR for _, event in poll.poll(0)):
             raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
     def drain(self, patience_s: float = 0.2) -> None:
-        """Waits until a pipe's reader (tee, say) has taken everything, so that what stderr shows next comes after it."""
-        if self._stream is None or self.look.terminal or fcntl is None:
+        """Waits until a pipe's reader (tee, say) has taken everything: what stderr shows next then comes after it."""
+        descriptor = self.descriptor
+        if descriptor is None or self.look.terminal or fcntl is None:
             return
         end = time.monotonic() + patience_s
         try:
-            while time.monotonic() < end and _unread_bytes(self._stream.fileno()):
+            while time.monotonic() < end and _unread_bytes(descriptor):
                 time.sleep(0.005)
         except OSError:  # not a pipe
             return

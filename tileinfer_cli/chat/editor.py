@@ -43,7 +43,7 @@ class LineReader:
     """Messages from a pipe, a file, or a terminal too plain for the editor."""
 
     def __init__(self, streams: Streams) -> None:
-        self._source: Any = streams.stdin.buffer if streams.stdin is not None else None
+        self._source: Any = getattr(streams.stdin, "buffer", None)
         self.interactive = streams.stdin_is_terminal
         self._prompt_on = streams.err if self.interactive and streams.err.look.terminal else None
 
@@ -136,12 +136,17 @@ def new_reader(streams: Streams, history: Path, commands: Iterable[str], status:
 def _new_session(canvas: TextStream, history: History, commands: list[str], editor: LineEditor) -> PromptSession[str]:
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
+    from prompt_toolkit.data_structures import Size
     from prompt_toolkit.filters import Condition
     from prompt_toolkit.output.vt100 import Vt100_Output
     from prompt_toolkit.styles import Style
 
+    def canvas_size() -> Size:
+        size = os.get_terminal_size(canvas.descriptor or 0)
+        return Size(rows=size.lines or 24, columns=size.columns or 80)
+
     # No cursor position requests: they delay the first prompt and leave stray answers in slow terminals.
-    output = Vt100_Output.from_pty(canvas.file, term=os.environ.get("TERM"), enable_cpr=False)  # type: ignore[arg-type]
+    output = Vt100_Output(canvas.file, canvas_size, term=os.environ.get("TERM"), enable_cpr=False)  # type: ignore[arg-type]
     session: PromptSession[str] = PromptSession(
         output=output,
         history=history,

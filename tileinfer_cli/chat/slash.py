@@ -41,20 +41,27 @@ def carry_out(chat: Chat, line: str) -> str | None:
     name, _, rest = line[1:].partition(" ")
     command = COMMANDS.get(name)
     if command is None:
-        raise UsageError(f"no command /{name}{nearest(name, COMMANDS, prefix='/')}", hint="/help lists them; // starts a message with a slash")
+        raise UsageError(
+            f"no command /{name}{nearest(name, COMMANDS, prefix='/')}",
+            hint="/help lists them; // starts a message with a slash",
+        )
     return command.act(chat, rest.strip())
 
 
 def nearest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
     """ "; did you mean X?", or nothing."""
     known = list(known)
-    close = difflib.get_close_matches(name.lower(), known, n=1) or [word for word in known if name and word.startswith(name)]
+    close = difflib.get_close_matches(name.lower(), known, n=1) or [
+        word for word in known if name and word.startswith(name)
+    ]
     return f"; did you mean {prefix}{close[0]}?" if close else ""
 
 
 def _help(chat: Chat, _rest: str) -> None:
     print_pairs(chat.streams.err, [(command.usage, command.help, None) for command in COMMANDS.values()])
-    print_note(chat.streams.err, "Enter sends, Alt-Enter starts a new line, Ctrl-C stops an answer, // starts with a slash")
+    print_note(
+        chat.streams.err, "Enter sends, Alt-Enter starts a new line, Ctrl-C stops an answer, // starts with a slash"
+    )
 
 
 def _exit(chat: Chat, _rest: str) -> None:
@@ -71,7 +78,10 @@ def _system(chat: Chat, rest: str) -> None:
     if rest:
         chat.session.set_system("" if rest == '""' else rest)
     system = chat.session.system
-    print_note(chat.streams.err, "system: " + ("the template's own" if system is None else repr(system) if not system else system))
+    print_note(
+        chat.streams.err,
+        "system: " + ("the template's own" if system is None else system or '""'),
+    )
 
 
 def _set(chat: Chat, rest: str) -> None:
@@ -108,7 +118,15 @@ def _params(chat: Chat, _rest: str) -> None:
     wanted = chat.wanted()
     settings = {**wanted.sampling, "max_tokens": wanted.max_tokens}
     rows = [
-        (name, "none" if setting.value is None else f"{setting.value:g}" if isinstance(setting.value, float) else str(setting.value), setting.origin)
+        (
+            name,
+            "none"
+            if setting.value is None
+            else f"{setting.value:g}"
+            if isinstance(setting.value, float)
+            else str(setting.value),
+            setting.origin,
+        )
         for name, setting in settings.items()
         if setting.origin != "random"
     ]

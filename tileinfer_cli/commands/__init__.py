@@ -1,10 +1,8 @@
 """The command list of `tileinfer --help`: names, order, headings. One file per command."""
 
-from typing import Annotated
-
 import typer
 
-from tileinfer_cli.commandline import DebugOption, SectionedCommand, SectionedGroup, command
+from tileinfer_cli.commandline import SectionedCommand, SectionedGroup, command
 
 _EPILOG = """
 Examples:
@@ -26,6 +24,7 @@ def register() -> typer.Typer:
         list_models,
         pull,
         rm,
+        root,
         show,
         tokens,
         verify,
@@ -38,7 +37,7 @@ def register() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
         epilog=_EPILOG,
     )
-    app.callback(invoke_without_command=True)(_root)
+    app.callback(invoke_without_command=True)(root.root)
     for module, heading in (
         (chat, "Talk"),
         (generate, "Talk"),
@@ -59,29 +58,3 @@ def register() -> typer.Typer:
             rich_help_panel=heading,
         )(command(module.run))
     return app
-
-
-def _version(value: bool) -> None:
-    if value:
-        from importlib import metadata
-
-        try:
-            number = metadata.version("tileinfer")
-        except metadata.PackageNotFoundError:
-            number = "(a source tree, not installed)"
-        typer.echo(f"tileinfer {number}")
-        raise typer.Exit
-
-
-def _root(
-    context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-    debug: DebugOption = False,
-) -> None:
-    """Chat with a language model on your own GPU, or on the CPU without one."""
-    del version, debug  # their callbacks have acted
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help(), err=True)
-        raise typer.Exit(2)

@@ -1,5 +1,7 @@
 """`tileinfer generate`: one prompt in, one answer out."""
 
+from dataclasses import asdict
+
 from tileinfer_cli import answer, opening, render
 from tileinfer_cli.commandline import Cli
 from tileinfer_cli.options import (
@@ -46,8 +48,8 @@ def run(
     text = read_prompt(streams, prompt, words.file)
     settings = opening.load_settings()
     engine = opening.open_engine(cli, settings, where, quiet=quiet)
-    wanted = opening.wanted(engine, settings, sampling, until, thinking)
-    ids = opening.prompt_ids(engine, settings, words, text, think=thinking.think)
+    wanted = opening.wanted(engine.generation, settings, asdict(sampling), until, thinking)
+    ids = engine.prompt_ids(opening.conversation(settings, words, text), think=thinking.think)
     view = answer.AnswerView(streams, show_thinking=opening.shows_thinking(streams, thinking), silent=as_json)
     finished = view.show(engine.generate(ids, wanted.request))
     if as_json:

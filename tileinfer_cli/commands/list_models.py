@@ -21,7 +21,9 @@ def run(cli: Cli, *, as_json: JsonFlag = False) -> None:
         render.print_json(cli.streams.out, [opening.plain(model) for model in models])
         return
     if not models:
-        render.print_note(cli.streams.err, f"no models in {settings.models_dir.value}; get one with: tileinfer pull demo")
+        render.print_note(
+            cli.streams.err, f"no models in {settings.models_dir.value}; get one with: tileinfer pull demo"
+        )
         return
     rows = [
         [
