@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from tileinfer_core.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 TIMINGS = Timings(1.0, 0.0, 0.1, 100.0, 20.0)
 
@@ -116,7 +116,7 @@ def test_commands_do_not_reach_the_model_and_a_double_slash_does(piped) -> None:
 
 
 def test_an_unknown_command_is_refused_with_the_nearest_name(piped, typed) -> None:
-    with pytest.raises(UsageError, match="no command /hlep; did you mean /help?"):
+    with pytest.raises(UsageError, match=r"no command /hlep; did you mean /help\?"):
         piped("/hlep\n")
     chat = typed("/hlep\n/pa\nhi\n")
     assert "did you mean /help?" in chat.streams.stderr
