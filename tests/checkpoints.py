@@ -31,7 +31,9 @@ def write_safetensors(path: Path, arrays: Mapping[str, np.ndarray], dtype: str =
     path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(data))
 
 
-def write_checkpoint(folder: Path, config: Mapping[str, Any], arrays: Mapping[str, np.ndarray], dtype: str = "F32") -> Path:
+def write_checkpoint(
+    folder: Path, config: Mapping[str, Any], arrays: Mapping[str, np.ndarray], dtype: str = "F32"
+) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     write_safetensors(folder / "model.safetensors", arrays, dtype)
