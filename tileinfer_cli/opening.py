@@ -32,7 +32,7 @@ def load_settings() -> Settings:
 def open_store(settings: Settings) -> Store:
     from tileinfer_core.store import Store
 
-    return Store(settings.models_dir.value, settings.aliases)
+    return Store.from_settings(settings)
 
 
 def find_model(cli: Cli, settings: Settings, reference: str | None) -> ModelFolder:

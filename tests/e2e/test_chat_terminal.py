@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import sys
@@ -16,6 +15,7 @@ from tests.e2e.conftest import COMMAND
 pexpect = pytest.importorskip("pexpect")
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator
     from pathlib import Path
 

@@ -11,7 +11,6 @@ import pytest
 from tests.e2e.conftest import COMMAND
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 JSON_FIELDS = {"model", "text", "finish_reason", "usage", "timings", "seed", "sampling", "backend"}
@@ -154,9 +153,10 @@ def test_argument_file_and_stdin_are_the_same_bytes(raw: list[str], tileinfer, h
     text = r"regex \n\t\\d  'quoted' <|im_end|>" + "\n\ttail\r\nend "
     file = tmp_path / "prompt"
     file.write_bytes(text.encode())
-    tokens: Callable[..., object] = lambda *args, **more: ids(
-        tileinfer("tokens", "--json", "-m", hello, *raw, *args, **more)
-    )
+
+    def tokens(*args: object, **more: bytes) -> list[int]:
+        return ids(tileinfer("tokens", "--json", "-m", hello, *raw, *args, **more))
+
     by_argument = tokens(text)
     assert tokens("-f", file) == by_argument
     assert tokens(stdin=text.encode()) == by_argument

@@ -1,12 +1,15 @@
 """`tileinfer pull`: fetches a model, and says first what it will fetch and whether it fits."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tileinfer_cli import opening, render
 from tileinfer_cli.commandline import Cli
 from tileinfer_cli.options import JsonFlag, ModelArgument, QuietFlag
+
+if TYPE_CHECKING:
+    from tileinfer_core.pull_plan import PullPlan
 
 NAME = "pull"
 SHORT = "fetch a model"
@@ -34,18 +37,33 @@ def run(
 
     err = cli.streams.err
     store = opening.open_store(opening.load_settings())
-    plan = plan_pull(store, model, force=force)
+    with render.Progress(err, lasting=True, quiet=quiet) as progress:
+        plan = plan_pull(store, model, force=force, on_progress=progress)
+    refuse_unsupported(plan)
     if not quiet:
-        have = f", {render.bytes_text(plan.have_bytes)} already here" if plan.have_bytes else ""
-        render.print_note(
-            err,
-            f"{plan.name}: {render.bytes_text(plan.download_bytes)} to fetch{have}; "
-            f"{render.bytes_text(plan.free_bytes)} free at {plan.target}",
-        )
+        render.print_note(err, intention(plan))
     with render.Progress(err, lasting=True, quiet=quiet) as progress:
         folder = execute_pull(plan, progress)
     if as_json:
         document = {"model": folder.name, "path": str(folder.path), "revision": folder.revision}
         render.print_json(cli.streams.out, document | {"downloaded_bytes": plan.download_bytes})
-    elif not quiet:
+    elif not quiet and not plan.complete:
         render.print_note(err, f"{folder.name} is complete: {folder.path}")
+
+
+def intention(plan: "PullPlan") -> str:
+    """What will be fetched, what is here already, and whether it fits."""
+    size = render.bytes_text
+    if plan.complete:
+        return f"{plan.name} is complete: {plan.target}"
+    here = f", {size(plan.have_bytes)} of {size(plan.total_bytes)} already here" if plan.have_bytes else ""
+    room = f"needs {size(plan.disk_bytes)} of {size(plan.free_bytes)} free in {plan.target.parent}"
+    return f"{plan.name}: {size(plan.download_bytes)} to fetch{here}; {room}"
+
+
+def refuse_unsupported(plan: "PullPlan") -> None:
+    """A model that can't run is refused before its weights are fetched."""
+    if plan.config:
+        from tileinfer_core.config import ModelConfig
+
+        ModelConfig.from_dict(plan.config, f"{plan.name}: config.json")
