@@ -73,7 +73,7 @@ def test_an_absent_base_frequency_is_damage_and_never_a_default(rope):
 
 
 def test_two_rope_objects_that_differ_are_damage():
-    with pytest.raises(DamagedModelError, match="rope_parameters and rope_scaling differ: factor is 2.0 and 4.0"):
+    with pytest.raises(DamagedModelError, match=r"rope_parameters and rope_scaling differ: factor is 2\.0 and 4\.0"):
         load(
             rope_parameters={"rope_type": "linear", "factor": 2.0}, rope_scaling={"rope_type": "linear", "factor": 4.0}
         )
@@ -210,8 +210,14 @@ def test_other_end_of_sequence_ids_are_damage(value):
 
 @pytest.mark.parametrize(
     "name",
-    ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
-    + ["max_position_embeddings"],
+    [
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "max_position_embeddings",
+    ],
 )
 @pytest.mark.parametrize("value", [0, -1, 1 << 40, 64.0, "64", True, [64], {}, float("nan"), float("inf"), 10**400])
 def test_an_absurd_size_is_damage(name, value):
