@@ -73,7 +73,7 @@ def plan_pull(store: Store, reference: str, *, force: bool = False, on_progress:
     with HubErrors(store, model):
         info = HfApi(endpoint=endpoint()).model_info(model, timeout=TIMEOUT, files_metadata=True)
         revision = info.sha or "main"
-        offered = {s.rfilename: s for s in info.siblings or () if "/" not in s.rfilename}
+        offered = {s.rfilename: s for s in info.siblings or () if _is_plain(s.rfilename)}
         config, names = _select(model, revision, set(offered))
     files = tuple(_pull_file(model, offered[name]) for name in names)
     target = store.folder_of(model)
@@ -142,6 +142,11 @@ def _select(model: str, revision: str, offered: set[str]) -> tuple[Mapping[str, 
     raise UnsupportedModelError(
         f"{model}: no safetensors weights in the repository, {found}", hint="look for a repository with safetensors"
     )
+
+
+def _is_plain(name: str) -> bool:
+    """A file of the top folder with an ordinary name: what a server says must not decide where bytes are written."""
+    return name.isprintable() and not name.startswith(".") and not set(name) & set('/\\:*?"<>|')
 
 
 def _remote_json(model: str, revision: str, name: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -108,17 +109,20 @@ class Store:
             return self._local(path, model, on_progress)
         if model == DEMO or is_hub_id(model):
             return self._pulled(model)
-        if (folder := Path(model)).is_dir():
-            raise DamagedModelError(f"{folder}: no config.json, so this is not a model folder")
+        if len(model) < 256 and Path(model).is_dir():
+            raise DamagedModelError(f"{model}: no config.json, so this is not a model folder")
         raise self.not_found(reference)
 
     def not_found(self, reference: str) -> ModelNotFoundError:
-        near = nearest(reference, self.known_names())
-        hint = f"did you mean {' or '.join(near)}?" if near else "`tileinfer list` shows the models on this disk"
-        if is_hub_id(self.canonical(reference)):
-            hint = f"fetch it: tileinfer pull {reference}" + (
-                f" (or did you mean {' or '.join(near)}?)" if near else ""
-            )
+        model = self.canonical(reference)
+        known = {name for name in self.known_names() if self.canonical(name) != model}
+        near = f"did you mean {' or '.join(names)}?" if (names := nearest(reference, known)) else None
+        if model == DEMO or lookup(reference, self.aliases):
+            hint = f"fetch it: tileinfer pull {reference}"
+        elif is_hub_id(model):
+            hint = f"fetch it: tileinfer pull {reference}" + (f" ({near})" if near else "")
+        else:
+            hint = near or "`tileinfer list` shows the models on this disk"
         return ModelNotFoundError(f"no model named {_shown(reference)} on this disk", hint=hint)
 
     def _pulled(self, model: str) -> ModelFolder:
@@ -141,12 +145,11 @@ class Store:
         raise self.not_found(model)
 
     def _local(self, path: Path, name: str, on_progress: OnProgress) -> ModelFolder:
-        if path.suffix.lower() == ".gguf" and path.is_file():
+        found = _file_or_folder(path, name)
+        if found == "file" and path.suffix.lower() == ".gguf":
             return self._converted(path, name, on_progress)
-        if path.is_file():
+        if found == "file":
             raise UsageError(f"{_shown(name)} is a file; expected a model folder or a .gguf file")
-        if not path.is_dir():
-            raise ModelNotFoundError(f"no file or folder named {_shown(name)}")
         if not (path / "config.json").is_file():
             raise DamagedModelError(f"{path}: no config.json, so this is not a model folder")
         weight_files(path)  # says which file is missing, if one is
@@ -156,8 +159,8 @@ class Store:
 
     def _converted(self, gguf: Path, name: str, on_progress: OnProgress) -> ModelFolder:
         """The converted copy of a .gguf file. Path, size and time make the key: hashing 5 GB each start takes 5 s."""
-        stat = gguf.stat()
-        source = {"kind": "gguf", "path": str(gguf.absolute()), "bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+        status = gguf.stat()
+        source = {"kind": "gguf", "path": str(gguf.absolute()), "bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
         key = hashlib.sha256(json.dumps(source).encode()).hexdigest()[:12]
         stem = re.sub(r"[^A-Za-z0-9._-]+", "-", gguf.stem)[:60]
         folder = self.root / f"{_GGUF_PREFIX}{stem}-{key}"
@@ -255,11 +258,10 @@ class Store:
         if converted:
             return converted
         if lookup(reference, {}) is None and (path := local_path(model)) is not None:
-            if path.exists():
-                raise UsageError(
-                    f"{path} is not in TileInfer's store, so it is left alone", hint="delete it yourself if you mean to"
-                )
-            raise ModelNotFoundError(f"no file or folder named {_shown(model)}")
+            _file_or_folder(path, model)
+            raise UsageError(
+                f"{path} is not in TileInfer's store, so it is left alone", hint="delete it yourself if you mean to"
+            )
         if model != DEMO and not is_hub_id(model):
             raise self.not_found(reference)
         folder = self.folder_of(model)
@@ -304,6 +306,16 @@ def local_path(reference: str) -> Path | None:
     if explicit or path.suffix.lower() == ".gguf" or (exists and (path / "config.json").exists()):
         return path
     return None
+
+
+def _file_or_folder(path: Path, name: str) -> Literal["file", "folder"]:
+    """Raises ModelNotFoundError for a path that is not there or can't be looked at."""
+    try:
+        return "folder" if stat.S_ISDIR(path.stat().st_mode) else "file"
+    except (FileNotFoundError, NotADirectoryError):
+        raise ModelNotFoundError(f"no file or folder named {_shown(name)}") from None
+    except OSError as error:
+        raise ModelNotFoundError(f"{_shown(name)}: {error.strerror}") from error
 
 
 def check_files(name: str, folder: Path, manifest: Manifest) -> None:

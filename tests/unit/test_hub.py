@@ -249,6 +249,13 @@ def test_single_file_models(hub: HubServer, store: Store) -> None:
     assert found == {"config.json", "model.safetensors", "tileinfer.json"}
 
 
+def test_file_names_that_lead_elsewhere_are_not_fetched(hub: HubServer, store: Store) -> None:
+    weights = save({"w": np.ones(3, np.float32)})
+    hostile = ["tokenizer/../../x", "tokenizer\\..\\x", "../tokenizer.json", "tokenizer\x1b[2J", "/tokenizer.json"]
+    hub.add("org/evil", {"config.json": b"{}", "model.safetensors": weights, **dict.fromkeys(hostile, b"x")})
+    assert {file.path for file in plan_pull(store, "org/evil").files} == {"config.json", "model.safetensors"}
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
