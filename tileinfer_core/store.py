@@ -23,6 +23,7 @@ from tileinfer_core.errors import DamagedModelError, ModelError, ModelNotFoundEr
 from tileinfer_core.files import PARTIAL, disk_errors, folder_bytes, remove_tree
 from tileinfer_core.manifest import MANIFEST_NAME, Manifest
 from tileinfer_core.progress import OnProgress, silent
+from tileinfer_core.pull_plan import exclusive, lock_path
 from tileinfer_core.verify import verify_folder
 from tileinfer_core.weights import weight_files
 
@@ -166,15 +167,20 @@ class Store:
         folder = self.root / f"{_GGUF_PREFIX}{stem}-{key}"
         manifest = Manifest.load(folder)
         if manifest is None:
-            from tileinfer_core.gguf_import import convert  # noqa: PLC0415 - 100 ms that only this needs
+            manifest = self._convert(gguf, folder, source, on_progress)
+        check_files(name, folder, manifest)
+        return ModelFolder(name, folder, "tileinfer", manifest.revision)
 
-            with disk_errors(folder):
-                self.root.mkdir(parents=True, exist_ok=True)
-            convert(gguf, folder, on_progress, name=gguf.stem, source=source)
+    def _convert(self, gguf: Path, folder: Path, source: dict[str, Any], on_progress: OnProgress) -> Manifest:
+        """Convert, unless a second process did it while this one waited for the lock."""
+        from tileinfer_core.gguf_import import convert  # noqa: PLC0415 - 100 ms that only this needs
+
+        with exclusive(folder, gguf.name, wait=True):
+            if Manifest.load(folder) is None:
+                convert(gguf, folder, on_progress, name=gguf.stem, source=source)
             manifest = Manifest.load(folder)
-        else:
-            check_files(name, folder, manifest)
-        return ModelFolder(name, folder, "tileinfer", manifest.revision if manifest else None)
+        assert manifest is not None  # noqa: S101 - convert has just written it
+        return manifest
 
     # The list
 
@@ -245,18 +251,21 @@ class Store:
         """
         if not reference or not reference.isprintable():
             raise ModelNotFoundError(f"no model is named {reference!r}")
-        folders = self._removable(reference)
-        freed = sum(folder_bytes(folder) for folder in folders)
-        with disk_errors(self.root):
-            for folder in folders:
-                remove_tree(folder)
+        freed = 0
+        for base, folders in self._removable(reference).items():
+            with exclusive(base, reference), disk_errors(self.root):
+                for folder in folders:
+                    freed += folder_bytes(folder)
+                    remove_tree(folder)
+                lock_path(base).unlink(missing_ok=True)
         return freed
 
-    def _removable(self, reference: str) -> Paths:
+    def _removable(self, reference: str) -> dict[Path, Paths]:
+        """{model folder: what there is of it}."""
         model = self.canonical(reference)
         converted = [f for f in self._folders() if f.name.startswith(_GGUF_PREFIX) and _is_copy_of(f, model)]
         if converted:
-            return converted
+            return {folder: [folder] for folder in converted}
         if lookup(reference, {}) is None and (path := local_path(model)) is not None:
             _file_or_folder(path, model)
             raise UsageError(
@@ -274,7 +283,7 @@ class Store:
             )
         if not found:
             raise self.not_found(reference)
-        return found
+        return {folder: found}
 
     def verify(self, reference: str, on_progress: OnProgress = silent) -> Findings:
         """Check every byte that can be checked; one finding per damaged file, or one that says all is well.

@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,7 @@ from tileinfer_core import aliases
 from tileinfer_core.errors import DamagedModelError, ModelError, ModelNotFoundError, TileinferError, UsageError
 from tileinfer_core.hub_cache import cache_folder
 from tileinfer_core.manifest import MANIFEST_NAME, Manifest, record_of
+from tileinfer_core.pull_plan import exclusive
 from tileinfer_core.settings import Settings
 from tileinfer_core.store import Store
 
@@ -136,6 +139,26 @@ def test_a_gguf_file_is_converted_once(store: Store, tmp_path: Path) -> None:
 def test_a_gguf_file_with_an_awkward_name(store: Store, tmp_path: Path) -> None:
     TinyModel().write(tmp_path / "a [q8] é.GGUF")
     assert store.resolve("a [q8] é.GGUF").path.parent == store.root
+
+
+def test_two_processes_convert_one_file_once(store: Store, tmp_path: Path) -> None:
+    TinyModel().write(tmp_path / "t.gguf")
+    code = (
+        "import sys; from pathlib import Path; from tileinfer_core.store import Store;"
+        "events = []; Store(Path(sys.argv[1])).resolve('t.gguf', events.append); print(len(events) > 0)"
+    )
+    command = [sys.executable, "-c", code, str(store.root)]
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    both = [subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert sorted(process.communicate(timeout=60)[0] for process in both) == ["False\n", "True\n"]
+    assert [process.returncode for process in both] == [0, 0]
+
+
+def test_a_model_that_is_being_pulled_is_not_removed(store: Store) -> None:
+    folder = write_model(store.root / "org--model", manifest="org/model")
+    with exclusive(folder, "org/model"), pytest.raises(TileinferError, match="another process is working on"):
+        store.remove("org/model")
+    assert folder.exists()
 
 
 def test_a_damaged_gguf_leaves_nothing_in_the_store(store: Store, tmp_path: Path) -> None:
