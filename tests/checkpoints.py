@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from tests.reference.tiny_models import VARIANTS, tensors
-from tileinfer_core.dtypes import SAFETENSORS_DTYPES
 from tileinfer_core.backends.numpy_backend import NumpyRunner
 from tileinfer_core.config import ModelConfig
+from tileinfer_core.dtypes import SAFETENSORS_DTYPES
 from tileinfer_core.models.define import define_from_files
 from tileinfer_core.progress import silent
 from tileinfer_core.weights import WeightFiles
 
 if TYPE_CHECKING:
+    import numpy as np
     from collections.abc import Mapping
     from pathlib import Path
 
