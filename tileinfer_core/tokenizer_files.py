@@ -69,15 +69,17 @@ def _named_tokens(path: Path) -> dict[str, str]:
 
 
 def _added(path: Path, table: dict[str, Any]) -> dict[int, AddedToken]:
-    entries = table.get("added_tokens_decoder") or {}
-    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
     try:
-        return {
-            int(key): AddedToken(entry["content"], **{flag: bool(entry[flag]) for flag in flags if flag in entry})
-            for key, entry in entries.items()
-        }
+        return {int(key): _added_token(entry) for key, entry in (table.get("added_tokens_decoder") or {}).items()}
     except (AttributeError, KeyError, TypeError, ValueError):
         raise DamagedModelError(f"{path}: added_tokens_decoder is not a table of tokens by id") from None
+
+
+def _added_token(entry: dict[str, Any]) -> AddedToken:
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    if not isinstance(entry["content"], str):
+        raise TypeError
+    return AddedToken(entry["content"], **{flag: bool(entry[flag]) for flag in flags if flag in entry})
 
 
 def load_backend(folder: Path) -> Backend:
