@@ -307,8 +307,10 @@ def test_segments_of_a_template_without_messages(tmp_path):
 
 # Hostile templates
 
+GROWING = "{% set n = namespace(s='ab') %}{% for i in range(99) %}"
+NESTED = "{% set n = namespace(l=[1]) %}{% for i in range(99) %}{% set n.l = [n.l, n.l] %}{% endfor %}"
 HOSTILE = [
-    "{% for a in range(100000) %}{% for b in range(100000) %}{% for c in range(100000) %}{% endfor %}{% endfor %}{% endfor %}",
+    "{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}",
     "{% for a in range(99999) %}{% for b in range(99999) if false %}{% endfor %}{% endfor %}",
     "{% for a in range(10**9) %}{% endfor %}",
     "{{ 'a' * 10**11 }}",
@@ -317,23 +319,23 @@ HOSTILE = [
     "{{ 10 ** (10 ** 10) }}",
     "{{ 99999999999 ** 99999999 }}",
     "{% set n = namespace(x=2) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}",
-    "{% set n = namespace(s='ab') %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}",
-    "{% set n = namespace(s='ab') %}{% for i in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
-    "{% set n = namespace(s='ab') %}{% for i in range(99) %}{% set n.s = '%s%s' % (n.s, n.s) %}{% endfor %}{{ n.s }}",
-    "{% set n = namespace(s='ab') %}{% for i in range(99) %}{% set n.s = '{0}{0}'.format(n.s) %}{% endfor %}",
-    "{% set n = namespace(s='ab') %}{% for i in range(99) %}{% set n.s = n.s.replace('a', n.s) %}{% endfor %}",
-    "{% set n = namespace(s='ab') %}{% for i in range(99) %}{% set n.s = n.s|replace('a', n.s) %}{% endfor %}",
-    "{% set n = namespace(s='ab') %}{% for i in range(99) %}{% set n.s = n.s.join([n.s, n.s, n.s]) %}{% endfor %}",
-    "{% set n = namespace(s='ab') %}{% for i in range(99) %}{% set n.s = [n.s, n.s, n.s]|join(n.s) %}{% endfor %}",
+    GROWING + "{% set n.s = n.s + n.s %}{% endfor %}",
+    GROWING + "{% set n.s = n.s ~ n.s %}{% endfor %}",
+    GROWING + "{% set n.s = '%s%s' % (n.s, n.s) %}{% endfor %}{{ n.s }}",
+    GROWING + "{% set n.s = '{0}{0}'.format(n.s) %}{% endfor %}",
+    GROWING + "{% set n.s = n.s.replace('a', n.s) %}{% endfor %}",
+    GROWING + "{% set n.s = n.s|replace('a', n.s) %}{% endfor %}",
+    GROWING + "{% set n.s = n.s.join([n.s, n.s, n.s]) %}{% endfor %}",
+    GROWING + "{% set n.s = [n.s, n.s, n.s]|join(n.s) %}{% endfor %}",
     "{% set n = namespace(s='a') %}{% for i in range(99) %}{% set n.s %}{{ n.s }}{{ n.s }}{% endset %}{% endfor %}",
     "{% set n = namespace(l=[1]) %}{% for i in range(99) %}{% set n.l = n.l + n.l %}{% endfor %}",
-    "{% set n = namespace(l=[1]) %}{% for i in range(99) %}{% set n.l = [n.l, n.l] %}{% endfor %}{{ n.l | tojson }}",
-    "{% set n = namespace(l=[1]) %}{% for i in range(99) %}{% set n.l = [n.l, n.l] %}{% endfor %}{{ n.l }}",
-    "{% set n = namespace(l=[1]) %}{% for i in range(99) %}{% set n.l = [n.l, n.l] %}{% endfor %}{{ n }}",
-    "{% set n = namespace(l=[1]) %}{% for i in range(99) %}{% set n.l = [n.l, n.l] %}{% endfor %}{{ 'x' ~ n.l }}",
-    "{% set n = namespace(l=[1]) %}{% for i in range(99) %}{% set n.l = [n.l, n.l] %}{% endfor %}{{ '%s' % n.l }}",
-    "{% set n = namespace(l=[1]) %}{% for i in range(99) %}{% set n.l = [n.l, n.l] %}{% endfor %}{{ n.l | string }}",
-    "{% set n = namespace(l=[1]) %}{% for i in range(99) %}{% set n.l = [n.l, n.l] %}{% endfor %}{{ '{}'.format(n.l) }}",
+    NESTED + "{{ n.l | tojson }}",
+    NESTED + "{{ n.l }}",
+    NESTED + "{{ n }}",
+    NESTED + "{{ 'x' ~ n.l }}",
+    NESTED + "{{ '%s' % n.l }}",
+    NESTED + "{{ n.l | string }}",
+    NESTED + "{{ '{}'.format(n.l) }}",
     "{{ 'a'.ljust(10**11) }}",
     "{{ 'a'.zfill(99999999999) }}",
     "{{ 'a' | center(99999999999) }}",
@@ -357,7 +359,9 @@ HOSTILE = [
     "{% for i in range(99999) %}" + "abcdefghij" * 9999 + "{% endfor %}",
     "{{ 'a'.translate({97: 'b' * 9999999}) }}",
     "{{ lipsum(n=99999999) }}",
-    "{{ dict(a=1).__class__ }}",
+    "{{ dict(a=1).__class__.__mro__ }}",
+    "{{ ('%(a)s' * 99999) % {'a': 'b' * 999999} }}",
+    "{{ ('{0}' * 99999).format('b' * 999999) }}",
 ]  # fmt: skip
 RUNNER = """
 import datetime, json, resource, sys, time
@@ -366,8 +370,8 @@ from pathlib import Path
 from tileinfer_core.chat_template import ChatTemplate
 from tileinfer_core.errors import ModelError
 from tileinfer_core.messages import Message
-import tileinfer_core.template_sandbox as sandbox
-sandbox.MAX_SECONDS, sandbox.MAX_TURNS = 1.0, 300_000
+from tileinfer_core import template_budget
+template_budget.MAX_SECONDS, template_budget.MAX_TURNS = 1.0, 300_000
 folder, results = Path(sys.argv[1]), []
 for source in json.loads(sys.stdin.read()):
     (folder / "chat_template.jinja").write_text(source)

@@ -237,7 +237,7 @@ def test_do_sample_false_is_greedy_unless_somebody_asks():
 
 
 def test_a_bad_value_in_the_config_file_names_it():
-    with pytest.raises(UsageError, match="^config file: top_p must be"):
+    with pytest.raises(UsageError, match=r"^config file: top_p must be"):
         resolve_sampling({}, settings(top_p=7), QWEN3)
     with pytest.raises(UsageError, match="top_q"):
         resolve_sampling({"top_q": 1}, settings(), QWEN3)
