@@ -3,8 +3,8 @@
     python tests/bench/cpu_decode.py [MODEL_FOLDER]
 
 Without a folder: random weights in the shape of SmolLM2-135M. Both loops run over the same arrays, in turns of a few
-tokens, so that a noisy machine hits both alike. The bare loop multiplies every weight matrix once per token with a fixed
-vector: no norms, no attention, no sampling. The last line is JSON.
+tokens, so that a noisy machine hits both alike. The bare loop multiplies every weight matrix once per token with a
+fixed vector: no norms, no attention, no sampling. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -126,11 +126,13 @@ def main() -> None:
         for name, params in SAMPLINGS.items():
             bare, decode = measure(runner, params, context)
             rows.append({"context": context, "sampling": name, "bare_tok_s": 1 / bare, "decode_tok_s": 1 / decode})
-            print(f"context {context:4d}, {name:20s}: {1 / decode:6.1f} tok/s, {bare / decode:4.0%} of {1 / bare:.1f} bare")
+            print(f"context {context:4d}, {name}: {1 / decode:.1f} tok/s, {bare / decode:.0%} of {1 / bare:.1f} bare")
     prefill = prefill_seconds(runner)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(f"prefill of {PREFILL}: {prefill:.3f} s, {PREFILL / prefill:.0f} tok/s; peak memory {peak / 1e6:.0f} MB, "
-          f"{peak / runner.weight_bytes:.2f} of the weights; load {load_s or 0:.3f} s")
+    print(
+        f"prefill of {PREFILL}: {prefill:.3f} s, {PREFILL / prefill:.0f} tok/s; peak memory {peak / 1e6:.0f} MB, "
+        f"{peak / runner.weight_bytes:.2f} of the weights; load {load_s or 0:.3f} s"
+    )
     print(json.dumps({"rows": rows, "prefill_s": prefill, "peak_bytes": peak, "load_s": load_s}))
 
 

@@ -15,9 +15,10 @@ from tileinfer_core.backends.numpy_weights import load_arrays
 from tileinfer_core.kv_cache import KvCache
 from tileinfer_core.models.decoder import DecoderWeights, ModelDefinition, bind, forward, logits
 from tileinfer_core.models.rope import cos_sin, inverse_frequencies
+from tileinfer_core.sampling import Sampler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
     from tileinfer_core.models.structure import LayerStructure
     from tileinfer_core.progress import OnProgress
@@ -43,7 +44,7 @@ class NumpyBackend:
         self._sin = np.empty((0, 1, 2, half), np.float32)
 
     def embedding(self, table: Float32Array, token_ids: Sequence[int]) -> Float32Array:
-        return table[np.asarray(token_ids)]  # [T, D], a copy
+        return cast("Float32Array", table[np.asarray(token_ids)])  # [T, D], a copy
 
     def rms_norm(self, x: Float32Array, weight: Float32Array, eps: float) -> Float32Array:
         if len(x) == 1 and x.ndim == 2:  # one dot product: 2.3 µs against 4.8 µs
@@ -175,6 +176,7 @@ class NumpyRunner:
 
     backend_name = "cpu"
     compile_s = 0.0
+    context_limit = None
 
     def __init__(self, model: ModelDefinition, arrays: Mapping[str, Float32Array]) -> None:
         self._model = model
@@ -200,9 +202,7 @@ class NumpyRunner:
 
     def decode(
         self, cache: KvCache, params: SamplingParams, valid_ids: BoolArray | None, prompt_tokens: int
-    ) -> Iterator[Sampled]:
-        from tileinfer_core.sampling import Sampler
-
+    ) -> Generator[Sampled, None, None]:
         sampler = Sampler(params, valid_ids)
         while True:
             assert self._next_logits is not None  # noqa: S101 - prefill comes first

@@ -1,4 +1,4 @@
-"""Keys and values of one sequence as NumPy arrays. The pages of a sequence follow each other, so a layer's past is one slice.
+"""Keys and values of one sequence as NumPy arrays. Its pages follow each other, so a layer's past is one slice.
 
 Layout per layer: keys and values [K, C', d], C' the capacity.
 """
