@@ -12,16 +12,19 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tileinfer_core import hub_cache
 from tileinfer_core.aliases import DEMO, SHIPPED, aliases_of, is_hub_id, lookup, nearest
+from tileinfer_core.completeness import PLAN_NAME, check_files, quantization, unfinished, whole_manifest
 from tileinfer_core.errors import DamagedModelError, ModelError, ModelNotFoundError, UsageError
 from tileinfer_core.files import PARTIAL, disk_errors, folder_bytes, remove_tree
 from tileinfer_core.manifest import MANIFEST_NAME, Manifest
 from tileinfer_core.progress import OnProgress, silent
+from tileinfer_core.pull_plan import exclusive, lock_path
 from tileinfer_core.verify import verify_folder
 from tileinfer_core.weights import weight_files
 
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
     from tileinfer_core.settings import Settings
 
 Kind = Literal["tileinfer", "hub-cache", "local"]
-PLAN_NAME = "tileinfer-pull.json"  # in a .partial folder: what an unfinished pull was fetching
 _GGUF_PREFIX = "gguf--"
 Paths: TypeAlias = list[Path]  # the class has a method named list
 Findings: TypeAlias = "list[Finding]"
@@ -108,17 +110,20 @@ class Store:
             return self._local(path, model, on_progress)
         if model == DEMO or is_hub_id(model):
             return self._pulled(model)
-        if (folder := Path(model)).is_dir():
-            raise DamagedModelError(f"{folder}: no config.json, so this is not a model folder")
+        if len(model) < 256 and Path(model).is_dir():
+            raise DamagedModelError(f"{model}: no config.json, so this is not a model folder")
         raise self.not_found(reference)
 
     def not_found(self, reference: str) -> ModelNotFoundError:
-        near = nearest(reference, self.known_names())
-        hint = f"did you mean {' or '.join(near)}?" if near else "`tileinfer list` shows the models on this disk"
-        if is_hub_id(self.canonical(reference)):
-            hint = f"fetch it: tileinfer pull {reference}" + (
-                f" (or did you mean {' or '.join(near)}?)" if near else ""
-            )
+        model = self.canonical(reference)
+        known = {name for name in self.known_names() if self.canonical(name) != model}
+        near = f"did you mean {' or '.join(names)}?" if (names := nearest(reference, known)) else None
+        if model == DEMO or lookup(reference, self.aliases):
+            hint = f"fetch it: tileinfer pull {reference}"
+        elif is_hub_id(model):
+            hint = f"fetch it: tileinfer pull {reference}" + (f" ({near})" if near else "")
+        else:
+            hint = near or "`tileinfer list` shows the models on this disk"
         return ModelNotFoundError(f"no model named {_shown(reference)} on this disk", hint=hint)
 
     def _pulled(self, model: str) -> ModelFolder:
@@ -141,12 +146,11 @@ class Store:
         raise self.not_found(model)
 
     def _local(self, path: Path, name: str, on_progress: OnProgress) -> ModelFolder:
-        if path.suffix.lower() == ".gguf" and path.is_file():
+        found = _file_or_folder(path, name)
+        if found == "file" and path.suffix.lower() == ".gguf":
             return self._converted(path, name, on_progress)
-        if path.is_file():
+        if found == "file":
             raise UsageError(f"{_shown(name)} is a file; expected a model folder or a .gguf file")
-        if not path.is_dir():
-            raise ModelNotFoundError(f"no file or folder named {_shown(name)}")
         if not (path / "config.json").is_file():
             raise DamagedModelError(f"{path}: no config.json, so this is not a model folder")
         weight_files(path)  # says which file is missing, if one is
@@ -156,22 +160,24 @@ class Store:
 
     def _converted(self, gguf: Path, name: str, on_progress: OnProgress) -> ModelFolder:
         """The converted copy of a .gguf file. Path, size and time make the key: hashing 5 GB each start takes 5 s."""
-        stat = gguf.stat()
-        source = {"kind": "gguf", "path": str(gguf.absolute()), "bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+        status = gguf.stat()
+        source = {"kind": "gguf", "path": str(gguf.absolute()), "bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
         key = hashlib.sha256(json.dumps(source).encode()).hexdigest()[:12]
         stem = re.sub(r"[^A-Za-z0-9._-]+", "-", gguf.stem)[:60]
         folder = self.root / f"{_GGUF_PREFIX}{stem}-{key}"
-        manifest = Manifest.load(folder)
-        if manifest is None:
-            from tileinfer_core.gguf_import import convert  # noqa: PLC0415 - 100 ms that only this needs
+        manifest = whole_manifest(folder) or self._convert(gguf, folder, source, on_progress)
+        return ModelFolder(name, folder, "tileinfer", manifest.revision)
 
-            with disk_errors(folder):
-                self.root.mkdir(parents=True, exist_ok=True)
-            convert(gguf, folder, on_progress, name=gguf.stem, source=source)
-            manifest = Manifest.load(folder)
-        else:
-            check_files(name, folder, manifest)
-        return ModelFolder(name, folder, "tileinfer", manifest.revision if manifest else None)
+    def _convert(self, gguf: Path, folder: Path, source: dict[str, Any], on_progress: OnProgress) -> Manifest:
+        """Convert, unless a second process did it while this one waited for the lock."""
+        from tileinfer_core.gguf_import import convert  # noqa: PLC0415 - 100 ms that only this needs
+
+        with exclusive(folder, gguf.name, wait=True):
+            if whole_manifest(folder) is None:
+                convert(gguf, folder, on_progress, name=gguf.stem, source=source)
+        manifest = Manifest.load(folder)
+        assert manifest is not None  # noqa: S101 - convert has written it
+        return manifest
 
     # The list
 
@@ -227,7 +233,7 @@ class Store:
             files=len(files),
             complete=complete,
             aliases=aliases_of(name, self.aliases),
-            quantization=_quantization(folder),
+            quantization=quantization(folder),
             modified=folder.stat().st_mtime,
         )
 
@@ -242,24 +248,26 @@ class Store:
         """
         if not reference or not reference.isprintable():
             raise ModelNotFoundError(f"no model is named {reference!r}")
-        folders = self._removable(reference)
-        freed = sum(folder_bytes(folder) for folder in folders)
-        with disk_errors(self.root):
-            for folder in folders:
-                remove_tree(folder)
+        freed = 0
+        for base, folders in self._removable(reference).items():
+            with exclusive(base, reference), disk_errors(self.root):
+                for folder in folders:
+                    freed += folder_bytes(folder)
+                    remove_tree(folder)
+                lock_path(base).unlink(missing_ok=True)
         return freed
 
-    def _removable(self, reference: str) -> Paths:
+    def _removable(self, reference: str) -> dict[Path, Paths]:
+        """{model folder: what there is of it}."""
         model = self.canonical(reference)
         converted = [f for f in self._folders() if f.name.startswith(_GGUF_PREFIX) and _is_copy_of(f, model)]
         if converted:
-            return converted
+            return {folder: [folder] for folder in converted}
         if lookup(reference, {}) is None and (path := local_path(model)) is not None:
-            if path.exists():
-                raise UsageError(
-                    f"{path} is not in TileInfer's store, so it is left alone", hint="delete it yourself if you mean to"
-                )
-            raise ModelNotFoundError(f"no file or folder named {_shown(model)}")
+            _file_or_folder(path, model)
+            raise UsageError(
+                f"{path} is not in TileInfer's store, so it is left alone", hint="delete it yourself if you mean to"
+            )
         if model != DEMO and not is_hub_id(model):
             raise self.not_found(reference)
         folder = self.folder_of(model)
@@ -272,7 +280,7 @@ class Store:
             )
         if not found:
             raise self.not_found(reference)
-        return found
+        return {folder: found}
 
     def verify(self, reference: str, on_progress: OnProgress = silent) -> Findings:
         """Check every byte that can be checked; one finding per damaged file, or one that says all is well.
@@ -306,35 +314,14 @@ def local_path(reference: str) -> Path | None:
     return None
 
 
-def check_files(name: str, folder: Path, manifest: Manifest) -> None:
-    """Every file of the manifest must be there with its size (no hashing: this runs at every start)."""
-    absent, wrong = [], []
-    for path, record in manifest.files.items():
-        try:
-            size = (folder / path).stat().st_size
-        except OSError:
-            absent.append(path)
-            continue
-        if size != record.bytes:
-            wrong.append(f"{folder / path}: {record.bytes} bytes expected, {size} found")
-    hint = f"run tileinfer pull {name}"
-    if absent:
-        whole, total = len(manifest.files) - len(absent), len(manifest.files)
-        raise DamagedModelError(f"{name}: incomplete, {whole} of {total} files; no {', '.join(absent[:3])}", hint=hint)
-    if wrong:
-        raise DamagedModelError(wrong[0], hint=hint)
-
-
-def unfinished(folder: Path) -> tuple[int, int] | None:
-    """(whole files, all files) of an interrupted pull into `folder`, or None when there is none."""
-    partial = folder.with_name(folder.name + PARTIAL)
+def _file_or_folder(path: Path, name: str) -> Literal["file", "folder"]:
+    """Raises ModelNotFoundError for a path that is not there or can't be looked at."""
     try:
-        planned = json.loads((partial / PLAN_NAME).read_bytes())["files"]
-        sizes = {str(path): int(size) for path, size in planned.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    whole = sum((partial / path).is_file() and (partial / path).stat().st_size == size for path, size in sizes.items())
-    return whole, len(sizes)
+        return "folder" if stat.S_ISDIR(path.stat().st_mode) else "file"
+    except (FileNotFoundError, NotADirectoryError):
+        raise ModelNotFoundError(f"no file or folder named {_shown(name)}") from None
+    except OSError as error:
+        raise ModelNotFoundError(f"{_shown(name)}: {error.strerror}") from error
 
 
 def _shown(name: str) -> str:
@@ -356,16 +343,3 @@ def _is_copy_of(folder: Path, reference: str) -> bool:
     except ModelError:
         return False
     return manifest is not None and manifest.source.get("path") == str(Path(reference).expanduser().absolute())
-
-
-def _quantization(folder: Path) -> str | None:
-    """How the weights are quantised, by config.json; None when they are not, or when that can't be told."""
-    try:
-        config: Any = json.loads((folder / "config.json").read_bytes())
-        section = config.get("quantization_config")
-        if not section:
-            return None
-        bits = section.get("config_groups", {}).get("group_0", {}).get("weights", {}).get("num_bits")
-        return f"int{bits}" if bits else str(section.get("quant_method"))
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
-        return None
