@@ -45,10 +45,10 @@ def run(argv: list[str]) -> int:
     streams = Streams.of_process()
     cli: Cli | None = None
     try:
-        from tileinfer_cli.commandline import Cli
-
-        cli = Cli(streams)
         with _sigterm_unwinds():
+            from tileinfer_cli.commandline import Cli
+
+            cli = Cli(streams)
             return _dispatch(argv, cli)
     except BaseException as error:
         return _end(error, streams, debug=cli is not None and cli.debug)

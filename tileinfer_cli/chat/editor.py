@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from prompt_toolkit import PromptSession
+    from prompt_toolkit.formatted_text import AnyFormattedText
     from prompt_toolkit.history import History
     from prompt_toolkit.key_binding import KeyBindings
 
@@ -84,7 +85,7 @@ class LineEditor:
         self._leaving = False  # Ctrl-C was the last key
         self._session = _new_session(canvas, open_history(history, err), sorted(commands), self)
 
-    def placeholder(self) -> list[tuple[str, str]]:
+    def placeholder(self) -> AnyFormattedText:
         """Shown after the prompt while the line is empty, and gone with the first key: nothing is left behind."""
         from prompt_toolkit.application import get_app
 
