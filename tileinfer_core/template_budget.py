@@ -1,14 +1,15 @@
 """What one rendering of a chat template may take: loop turns, the size of what it builds, and seconds.
 
 Checks come before the work: `'a' * 10**11` is refused, not computed. A list that holds itself many times over counts as
-often as it would be written out, because that is what printing it would do.
+often as it would be written out, because that is what printing it would do. What is built counts again in a sum over
+the whole rendering, because a template can keep it all.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any
 
 from jinja2.exceptions import SecurityError
@@ -16,11 +17,16 @@ from jinja2.utils import Namespace
 
 BASE_TEXT = 1 << 22  # characters of one value beside what the messages bring; the longest context holds about a million
 BASE_PRINTED = 1 << 26  # counted for each loop turn as if every branch in it printed
+BASE_MADE = 1 << 27  # all texts and lists made on the way: half a gigabyte where a character takes four bytes
+ITEM_COST = 16  # characters that an element of a list counts for in that sum
 MAX_ITEMS = 1 << 19  # elements of one value; a conversation of a thousand turns has about 5,000
 MAX_TURNS = 1_000_000  # loop turns and macro calls; such a conversation needs about 10,000
 MAX_SECONDS = 10.0
 MAX_INT_BITS = 1 << 16
 _WIDE_FORMAT = re.compile(r"\d{5,}|\*|\{[^{}]*\{")
+
+
+COLLECTIONS = (list, tuple, set, frozenset, dict, KeysView, ValuesView, ItemsView)
 
 
 class TemplateNamespace(Namespace):
@@ -53,12 +59,14 @@ class Budget:
     def __init__(self, characters: int = 0) -> None:
         self._max_text = BASE_TEXT + 4 * characters
         self._printable = BASE_PRINTED + 16 * characters
+        self._makeable = BASE_MADE + 64 * characters
         self._turns = MAX_TURNS
         self._deadline = time.monotonic() + MAX_SECONDS
 
-    def turn(self, characters: int) -> None:
-        """One turn of a loop or call of a macro that has so many characters of text in its body."""
+    def turn(self, characters: int, items: int) -> None:
+        """One turn of a loop or call of a macro with so much text and so many elements of lists in its body."""
         self._turns -= 1
+        self._make(items * ITEM_COST)
         if self._turns < 0:
             raise SecurityError(f"it takes more than {MAX_TURNS:,} loop turns")
         self.write(characters)
@@ -68,6 +76,19 @@ class Budget:
         if self._printable < 0:
             raise SecurityError("it prints without end")
         self.check_time()
+
+    def made(self, value: Any) -> Any:
+        """The value, once it is counted as made."""
+        if isinstance(value, str):
+            self._make(len(value))
+        elif isinstance(value, COLLECTIONS):
+            self._make(len(value) * ITEM_COST)
+        return value
+
+    def _make(self, characters: int) -> None:
+        self._makeable -= characters
+        if self._makeable < 0:
+            raise SecurityError("it builds texts and lists without end")
 
     def check_time(self) -> None:
         if time.monotonic() > self._deadline:
@@ -164,7 +185,7 @@ class Budget:
             total += self.size(item)
             self.check_text(total)
             items.append(item)
-        return items
+        return self.made(items)
 
 
 def _own_size(item: object) -> int:
@@ -176,6 +197,6 @@ def _own_size(item: object) -> int:
 def _elements(item: object) -> list[Any]:
     if isinstance(item, Mapping):
         return [*item.keys(), *item.values()]
-    if isinstance(item, (list, tuple, set, frozenset)):
+    if isinstance(item, COLLECTIONS):
         return list(item)
     return [item.attributes()] if isinstance(item, TemplateNamespace) else []

@@ -22,7 +22,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from tileinfer_core.template_budget import Budget, TemplateNamespace
+from tileinfer_core.template_budget import COLLECTIONS, Budget, TemplateNamespace
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 _DROPPED_FILTERS = ("urlize", "wordwrap", "xmlattr", "random")
 _CONSTANT_COST = frozenset({"length", "count", "first", "last", "default", "d"})
-_DATA = (type(None), str, bytes, int, float, range, Mapping, list, tuple, set, TemplateNamespace)
+_DATA = (type(None), str, bytes, int, float, range, Mapping, TemplateNamespace, *COLLECTIONS)
+_LITERALS = (nodes.List, nodes.Tuple, nodes.Dict)
 
 
 class RefusedConversationError(TemplateRuntimeError):
@@ -70,11 +71,20 @@ class _Metering(NodeTransformer):
     def _with_turn(self, node: Any) -> Any:
         self.generic_visit(node)
         texts = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
-        call = _call("turn", [nodes.Const(texts)], node.lineno)
+        items = sum(len(literal.items) for literal in node.find_all(_LITERALS))
+        call = _call("turn", [nodes.Const(texts), nodes.Const(items)], node.lineno)
         node.body.insert(0, nodes.ExprStmt(call, lineno=node.lineno))
         return node
 
     visit_For = visit_Macro = visit_CallBlock = _with_turn  # noqa: N815  # the names that the visitor looks for
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
+        """Jinja compiles a slice to Python's, out of the sandbox's sight."""
+        self.generic_visit(node)
+        if not isinstance(node.arg, nodes.Slice):
+            return node
+        ends = [end or nodes.Const(None) for end in (node.arg.start, node.arg.stop, node.arg.step)]
+        return _call("sliced", [node.node, *ends], node.lineno)
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
@@ -129,14 +139,18 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         tree: nodes.Template = _Metering().visit(self.parse(source))
         return tree
 
-    def turn(self, characters: int) -> str:
-        self.budget.turn(characters)
+    def turn(self, characters: int, items: int) -> str:
+        self.budget.turn(characters, items)
         return ""
+
+    def sliced(self, value: Any, start: Any, stop: Any, step: Any) -> Any:
+        return self.budget.made(value[start:stop:step])
 
     def joined(self, *values: object) -> str:
         """Jinja's `~`."""
         self.budget.size(values)
-        return "".join(map(str, values))
+        text: str = self.budget.made("".join(map(str, values)))
+        return text
 
     def _finalize(self, value: Any) -> Any:
         self.budget.write(self.budget.size(value))
@@ -154,20 +168,20 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             self.budget.check_product(left, right)
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
             self.budget.check_bits(left.bit_length() * abs(right))
-        return super().call_binop(context, operator, left, right)
+        return self.budget.made(super().call_binop(context, operator, left, right))
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         method = getattr(obj, "__wrapped__", obj)  # the sandbox has a wrapper of its own around str.format
         owner = getattr(method, "__self__", None)
         if isinstance(owner, str):
             self.budget.check_method(owner, getattr(method, "__name__", ""), [*args, *kwargs.values()])
-        return super().call(context, obj, *args, **kwargs)
+        return self.budget.made(super().call(context, obj, *args, **kwargs))
 
     def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)  # keeps the marks by which Jinja passes context or environment first
         def bounded(*args: Any, **kwargs: Any) -> Any:
             values = [self.budget.drained(argument) for argument in args]
             self.budget.check_filter(name, [value for value in [*values, *kwargs.values()] if isinstance(value, _DATA)])
-            return function(*values, **kwargs)
+            return self.budget.made(function(*values, **kwargs))
 
         return bounded
