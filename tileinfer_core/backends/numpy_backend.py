@@ -177,6 +177,7 @@ class NumpyRunner:
     backend_name = "cpu"
     compile_s = 0.0
     context_limit = None
+    prefill_chunk = 512
 
     def __init__(self, model: ModelDefinition, arrays: Mapping[str, Float32Array]) -> None:
         self._model = model

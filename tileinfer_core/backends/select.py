@@ -52,11 +52,14 @@ def load_runner(
     model: ModelDefinition,
     files: WeightFiles,
     *,
-    context: int,
-    prefill_chunk: int,
+    context: int | None,
+    prefill_chunk: int | None,
     on_progress: OnProgress,
 ) -> Runner:
-    """Load the weights on the backend chosen. `context` is the longest sequence that will be asked of it.
+    """Load the weights on the backend chosen.
+
+    `context` is what the user asked for: a backend that plans its memory refuses one that does not fit, and without it
+    finds the longest that does. `prefill_chunk` None is the backend's own choice.
 
     Raises:
         OutOfMemoryError, BackendUnavailableError, ModelError: what keeps it from running.
