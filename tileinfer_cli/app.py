@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from typing import TYPE_CHECKING
 
 from tileinfer_cli.terminal import Streams, silence
@@ -43,12 +44,14 @@ def run(argv: list[str]) -> int:
     """One command line from words to exit code. Typer and the commands are imported in here, so that Ctrl-C during
     their import ends like any other."""
     streams = Streams.of_process()
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")  # Python's warnings are for developers: -W default shows them
     cli: Cli | None = None
     try:
-        from tileinfer_cli.commandline import Cli
-
-        cli = Cli(streams)
         with _sigterm_unwinds():
+            from tileinfer_cli.commandline import Cli
+
+            cli = Cli(streams)
             return _dispatch(argv, cli)
     except BaseException as error:
         return _end(error, streams, debug=cli is not None and cli.debug)
@@ -94,6 +97,7 @@ def build() -> typer.Typer:
 
 def _end(error: BaseException, streams: Streams, *, debug: bool) -> int:
     """The message of an error on stderr, and its exit code."""
+    error = _signal_below(error) or error
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     if isinstance(error, BrokenPipeError):
@@ -114,6 +118,14 @@ def _end(error: BaseException, streams: Streams, *, debug: bool) -> int:
     streams.err.end_line()
     print_error(streams.err, message, hint)
     return code
+
+
+def _signal_below(error: BaseException) -> BaseException | None:
+    """The exception of a signal that another error wraps: raised in `__set_name__`, it becomes a RuntimeError, say."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, (KeyboardInterrupt, SystemExit)):
+        seen = seen.__cause__ or seen.__context__
+    return seen
 
 
 def _explain(error: BaseException) -> tuple[str, str | None, int]:

@@ -210,9 +210,10 @@ class Progress:
 
 
 def _amount(event: ProgressEvent) -> str:
-    if event.unit == "bytes":
-        return bytes_text(event.done) + (f" of {bytes_text(event.total)}" if event.total else "")
-    return f"{event.done:,}" + (f" of {event.total:,}" if event.total else "") + f" {event.unit}"
+    written = bytes_text if event.unit == "bytes" else "{:,}".format
+    unit = "" if event.unit == "bytes" else f" {event.unit}"
+    total = f" of {written(event.total)}" if event.total and event.done != event.total else ""
+    return f"{written(event.done)}{total}{unit}"
 
 
 def _new_bar(err: TextStream) -> RichProgress:
