@@ -140,6 +140,8 @@ class Launch:
             if writers is None:
                 continue
             seen = view_of(array.over(writers), order)[part]
+            if not seen.any():
+                continue
             others = np.unique(seen[(seen != 0) & (seen & ~ATOMIC != block + 1)])
             for other in others:
                 writer = int(other & ~ATOMIC) - 1
