@@ -1,0 +1,12 @@
+"""A kernel for tests that need any."""
+
+from __future__ import annotations
+
+import cuda.tile as ct
+
+
+@ct.kernel
+def copy_kernel(x, y, N: ct.Constant[int]):
+    """y = x, in tiles of N."""
+    i = ct.bid(0)
+    ct.store(y, index=(i,), tile=ct.load(x, index=(i,), shape=(N,)))
