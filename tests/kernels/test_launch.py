@@ -42,7 +42,7 @@ def test_alignment() -> None:
 def test_host_arrays_do_not_reach_a_gpu() -> None:
     launcher = GpuLauncher(0, "sm_90", pdl=True)
     with pytest.raises(TypeError, match=r"copy_kernel: an argument of shape \(4,\) is in host memory"):
-        launcher(copy_kernel, (1, 1, 1), (np.zeros(4), np.zeros(4), 4))
+        launcher(copy_kernel, (1, 1, 1), (np.zeros(4), np.zeros(4), 4, 1))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_specs_refuse_what_they_cannot_follow() -> None:
 def test_recorded_launches() -> None:
     launcher = RecordingLauncher("sm_90", pdl=True)
     spec = ArraySpec(64, "float32")
-    launcher(with_hints(copy_kernel, occupancy=2), (4, 1, 1), (spec, spec, 16))
+    launcher(with_hints(copy_kernel, occupancy=2), (4, 1, 1), (spec, spec, 16, 1))
     [record] = launcher.records
     assert (record.name, record.grid, record.hints) == ("copy_kernel", (4, 1, 1), (("occupancy", 2),))
-    assert record.identity() != record.__class__(copy_kernel, (4, 1, 1), (spec, spec, 16)).identity()
+    assert record.identity() != record.__class__(copy_kernel, (4, 1, 1), (spec, spec, 16, 1)).identity()
