@@ -14,6 +14,8 @@ Each fault raises InterpreterError naming kernel, block, source line, operation,
 - under PDL: a read of an earlier kernel's output or any store before the wait, a block that never waits
 - types the compiler refuses (a float32 tile stored into BF16, FP16 with BF16), integer division by zero
 
+Small tiles cost some 2 µs an operation, a fifth of it for the checks.
+
 It refuses to guess: an operation it does not know stops by name. What only the compiler knows (registers, a loop
 variable that changes its type, an index into a tuple that is no constant) is `kernels.compile`'s business.
 """

@@ -6,6 +6,7 @@ Two tiles take their promoted type; a Python number has no type of its own and t
 
 from __future__ import annotations
 
+import functools
 import operator
 from typing import TYPE_CHECKING, Any
 
@@ -66,13 +67,9 @@ def binary(name: str, x: Any, y: Any) -> Any:
             bad = _merge(name, x, y)
     elif x_is_tile or y_is_tile:
         known, value = (x, y) if x_is_tile else (y, x)
-        if not isinstance(value, (bool, int, float)):
-            raise InterpreterError(f"{name} of a tile and a {type(value).__name__}")
-        have, bad = known.a.dtype, known.bad
-        want = constant_type(have, value, group == "f")
-        _check_operands(name, group, want)
-        other = constant(value, want)
-        mine = known.a if want == have else known.a.astype(want)
+        bad = known.bad
+        other = _operand(name, group, known.a.dtype, value)
+        mine = known.a if other.dtype is known.a.dtype else known.a.astype(other.dtype)
         xa, ya = (mine, other) if x_is_tile else (other, mine)
     else:
         return python(x, y)
@@ -88,6 +85,24 @@ def binary(name: str, x: Any, y: Any) -> Any:
     if bad is not None and bad.shape != out.shape:
         bad = np.broadcast_to(bad, out.shape)
     return Tile(out, bad)
+
+
+def _rounded_operand(name: str, group: str, have: np.dtype, value: Any) -> np.ndarray:
+    want = constant_type(have, value, group == "f")
+    _check_operands(name, group, want)
+    return constant(value, want)
+
+
+_remembered_operand = functools.lru_cache(maxsize=8192, typed=True)(_rounded_operand)
+
+
+def _operand(name: str, group: str, have: np.dtype, value: Any) -> np.ndarray:
+    """A Python number in the type that it takes beside a tile of type `have`."""
+    if not isinstance(value, (bool, int, float)):
+        raise InterpreterError(f"{name} of a tile and a {type(value).__name__}")
+    if value == 0:  # 0.0 and -0.0 would share one entry
+        return _rounded_operand(name, group, have, value)
+    return _remembered_operand(name, group, have, value)
 
 
 def _common(name: str, group: str, xa: Any, ya: Any) -> tuple[Any, Any]:

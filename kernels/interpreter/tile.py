@@ -40,6 +40,15 @@ def check_shape(shape: Any, what: str = "tile") -> tuple[int, ...]:
     return shape
 
 
+def index_of(item: Any) -> int:
+    """A number or 0-d integer tile as a Python int; `operator.index`, with a short way for the usual case."""
+    if type(item) is int:
+        return item
+    if type(item) is Tile and item.bad is None and not item.a.shape and item.a.dtype.kind in "iu":
+        return int(item.a)
+    return operator.index(item)
+
+
 class Tile(ct.Tile):
     """An immutable value. `a` is the data, `bad` the mask of undetermined elements (None: every element is sound)."""
 
@@ -144,7 +153,7 @@ class Tile(ct.Tile):
             raise InterpreterError(f"{what}: index {index} and shape {shape} do not fit a tile of {self.a.shape}")
         where = []
         for item, side, have in zip(index, sides, self.a.shape, strict=True):
-            at = operator.index(item)
+            at = index_of(item)
             if have % side or not 0 <= at < have // side:
                 raise InterpreterError(f"{what}: index {at} of {side} elements lies outside a side of {have}")
             where.append(slice(at * side, at * side + side))
