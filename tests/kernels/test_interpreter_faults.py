@@ -233,6 +233,47 @@ def test_two_blocks_write_one_element() -> None:
     assert counter[0] == 5
 
 
+@ct.kernel
+def page_kernel(q, pool, v, y, n, MASK: I, WEIGHT: I):
+    """Block 1 writes row n of the pool, block 0 reads the whole page and may mask that row."""
+    if ct.bid(0) == 1:
+        ct.store(pool, index=(n, 0), tile=ct.full((1, 16), 3.0, dtype=ct.float32))
+        ct.store(v, index=(n, 0), tile=ct.full((1, 16), 3.0, dtype=ct.float32))
+    else:
+        row = ct.arange(16, dtype=ct.int32).reshape((16, 1))
+        page = ct.load(pool, index=(0, 0), shape=(16, 16))
+        score = ct.mma(page, ct.load(q, index=(0, 0), shape=(16, 16)), ct.zeros((16, 16), dtype=ct.float32))
+        if MASK:
+            score = ct.where(row < n, score, -1.0e30)
+        weight = ct.exp2(score - ct.max(score, axis=0, keepdims=True))
+        values = ct.transpose(ct.load(v, index=(0, 0), shape=(16, 16)))
+        if WEIGHT:
+            weight = weight + 1.0e-30
+        ct.store(y, index=(0, 0), tile=ct.mma(values, weight, ct.zeros((16, 16), dtype=ct.float32)))
+
+
+def page_arguments() -> list[np.ndarray]:
+    return [np.ones((16, 16), np.float32) for _ in range(4)]
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1, 2])
+def test_race_that_is_masked_is_no_fault(seed: int | None) -> None:
+    """Masked before the soft-max, and its weight is exactly 0: the old value or the new makes no difference."""
+    q, pool, v, y = page_arguments()
+    run(page_kernel, 2, q, pool, v, y, 9, 1, 0, shuffle_seed=seed)
+    assert (y == 9).all()
+    assert (pool[9] == 3).all()
+    assert (pool[8] == 1).all()
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1, 2])
+@pytest.mark.parametrize(("mask", "weight"), [(0, 0), (1, 1)])
+def test_race_that_reaches_a_result(seed: int | None, mask: int, weight: int) -> None:
+    """Unmasked keys, or a weight that is not quite 0."""
+    with caught("store to y.*depends on a race: load of (pool|v).* in block number 0 races with block number 1"):
+        run(page_kernel, 2, *page_arguments(), 9, mask, weight, shuffle_seed=seed)
+
+
 @pytest.mark.parametrize("seed", [None, 0, 1, 2])
 @pytest.mark.parametrize("offset", [1, 3])
 def test_race_is_found_in_any_order(seed: int | None, offset: int) -> None:
@@ -376,7 +417,7 @@ def shift_kernel(x, y):
 @pytest.mark.parametrize("value", [np.nan, np.inf, 2.0**31, -(2.0**31) - 256])
 def test_float_that_its_integer_cannot_hold(value: float) -> None:
     x, y = np.array([1.5, -2.5, value, 2.0**31 - 128], np.float32), np.zeros(4, np.int32)
-    with caught("undetermined value .a conversion to an integer"):
+    with caught("undetermined value .a cast to an integer"):
         run(to_integer_kernel, 1, x, y, 0)
     if value > 0:
         run(to_integer_kernel, 1, x, y, 1)
