@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kernels.interpreter.races import Launch
 
 _UNWRITTEN: dict[int, tuple[weakref.ref, np.ndarray]] = {}  # id of a root -> the root, True where nothing was written
-PAD, WEAK = ct.PaddingMode, ct.MemoryOrder.WEAK
+PAD, WEAK, RELAXED = ct.PaddingMode, ct.MemoryOrder.WEAK, ct.MemoryOrder.RELAXED
 PAD_VALUES = {PAD.ZERO: 0.0, PAD.NEG_ZERO: -0.0, PAD.NAN: np.nan, PAD.POS_INF: np.inf, PAD.NEG_INF: -np.inf}
 _ROW_MAJOR: dict[int, tuple[int, ...]] = {rank: tuple(range(rank)) for rank in range(9)}
 
@@ -173,6 +173,8 @@ class Array(ct.Array):
         ordering: Any = WEAK,
     ) -> Tile:
         shape = check_shape(shape, "load")
+        if not check_bounds and padding is not PAD.UNDETERMINED:
+            raise InterpreterError(f"load of {self!r}: tileiras 13.4 fails on {padding} beside check_bounds=False")
         order = axes_of(order, self.a.ndim)
         sides = shape or (1,) * self.a.ndim
         part, whole = self.window("load", index, sides, order, steps)
@@ -181,15 +183,14 @@ class Array(ct.Array):
         launch = self.launch
         bad = None
         if launch.checks:
-            if ordering is WEAK:
-                launch.reads(self, order, part)
-            else:
+            if ordering is not WEAK and ordering is not RELAXED:
                 launch.orders(self, self.positions(order, part), ordering)
+            launch.reads(self, order, part, atomic=ordering is not WEAK)
             if self.unwritten is not None:
                 holes = (self.unwritten if row_major else self.unwritten.transpose(order))[part]
                 bad = holes.astype(np.uint8) if holes.any() else None
             if launch.racing:
-                bad = launch.add_racing(bad, self, order, part)
+                bad = launch.add_racing(bad, self, order, part, atomic=ordering is not WEAK)
         if whole:
             data = source[part].copy()
         else:
@@ -247,7 +248,7 @@ class Array(ct.Array):
         if bad is not None and bad.any():
             raise InterpreterError(f"store to {self!r} at {_text(part)} writes {self.launch.blame(bad)}")
         if self.launch.checks:
-            if ordering is not WEAK:
+            if ordering is not WEAK and ordering is not RELAXED:
                 self.launch.orders(self, self.positions(order, part), ordering)
             self.launch.writes(self, order, part, atomic=ordering is not WEAK)
             if self.unwritten is not None:

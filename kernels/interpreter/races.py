@@ -75,7 +75,7 @@ class Launch:
         self.waited = False
         self.suspects: set[str] = set()
         self._writers: dict[int, np.ndarray] = {}
-        self._reads: list[tuple[Array, Any, Any, int, frozenset[int]]] = []
+        self._reads: list[tuple[Array, Any, Any, int, frozenset[int], bool]] = []
         self._stores: list[tuple[Array, Any, Any]] = []
         self._visible: dict[int, frozenset[int]] = {}
         self._released: dict[tuple[int, int], frozenset[int]] = {}
@@ -101,9 +101,9 @@ class Launch:
 
     # -- called by every access
 
-    def reads(self, array: Array, order: Any, part: Any) -> None:
+    def reads(self, array: Array, order: Any, part: Any, *, atomic: bool = False) -> None:
         visible = self._visible.get(self.number, NOBODY)
-        self._reads.append((array, order, part, self.number, visible))
+        self._reads.append((array, order, part, self.number, visible, atomic))
         if self.chain is not None and not self.waited and self.chain.wrote(array, order, part):
             raise InterpreterError(
                 f"load of {array!r} before grid_dependency_control_wait, but an earlier kernel of the chain writes it"
@@ -137,12 +137,14 @@ class Launch:
                 holes = view_of(array.unwritten, order)
                 self._undo.append((holes, part, holes[part].copy()))
 
-    def add_racing(self, bad: Any, array: Array, order: Any, part: Any) -> Any:
+    def add_racing(self, bad: Any, array: Array, order: Any, part: Any, *, atomic: bool = False) -> Any:
         """`bad` with the flag of elements that other blocks write, where this block does not see them ordered."""
         writers = self.racing.get(id(array.root))
         if writers is None or self.first is None:
             return bad
         seen = view_of(array.over(writers), order)[part]
+        if atomic:
+            seen = np.where(seen < ATOMIC, seen, 0)
         flag = np.zeros(seen.shape, np.uint8)
         for other in self.first.unordered(seen, self.number, self._visible.get(self.number, NOBODY)):
             flag[seen & ~ATOMIC == other + 1] = RACING
@@ -182,12 +184,14 @@ class Launch:
 
     def has_races(self) -> bool:
         """Compare reads with writes; `race` tells the first read of what another block writes without an order."""
-        for array, order, part, block, visible in self._reads if self._writers else ():
+        for array, order, part, block, visible, atomic in self._reads if self._writers else ():
             key = id(array.root)
             writers = self._writers.get(key)
             if writers is None or key in self.racing_writers:
                 continue
             seen = view_of(array.over(writers), order)[part]
+            if atomic:  # two atomic accesses never race
+                seen = np.where(seen < ATOMIC, seen, 0)
             rivals = self.unordered(seen, block, visible) if seen.any() else []
             if rivals:
                 self.racing_writers[key] = writers

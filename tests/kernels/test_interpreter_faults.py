@@ -32,6 +32,12 @@ def sum_kernel(x, y, n, T: I, MASK: I):
 
 
 @ct.kernel
+def padded_unchecked_kernel(x, y):
+    zero = ct.PaddingMode.ZERO
+    ct.store(y, index=(0,), tile=ct.load(x, index=(0,), shape=(4,), padding_mode=zero, check_bounds=False))
+
+
+@ct.kernel
 def unchecked_kernel(x, y, T: I, STORE: I):
     if STORE:
         ct.store(y, index=(0,), tile=ct.zeros((T,), dtype=ct.float32), check_bounds=False)
@@ -188,6 +194,11 @@ def test_undetermined_padding_stored_out_of_bounds_is_no_fault() -> None:
     y = np.zeros(5, np.float32)
     run(copy_kernel, 2, floats(5), y, 4, 0)
     assert y.tolist() == floats(5).tolist()
+
+
+def test_padding_mode_that_the_compiler_cannot_take() -> None:
+    with caught("tileiras 13.4 fails on PaddingMode.ZERO beside check_bounds=False"):
+        run(padded_unchecked_kernel, 1, floats(4), floats(4))
 
 
 @pytest.mark.parametrize("store", [0, 1])
@@ -437,8 +448,11 @@ def flag_kernel(data, flag, y, ORDERED: I):
     """Block 0 publishes data, block 1 reads it once the flag is up."""
     if ct.bid(0) == 0:
         ct.store(data, index=(0,), tile=5.0)
-        if ORDERED:
-            ct.store(flag, index=(0,), tile=1, memory_order=ct.MemoryOrder.RELEASE, memory_scope=ct.MemoryScope.DEVICE)
+        scope = ct.MemoryScope.DEVICE
+        if ORDERED == 2:
+            ct.store(flag, index=(0,), tile=1, memory_order=ct.MemoryOrder.RELEASE, memory_scope=scope)
+        elif ORDERED == 1:
+            ct.store(flag, index=(0,), tile=1, memory_order=ct.MemoryOrder.RELAXED, memory_scope=scope)
         else:
             ct.store(flag, index=(0,), tile=1)
     else:
@@ -448,11 +462,32 @@ def flag_kernel(data, flag, y, ORDERED: I):
             ct.store(y, index=(0,), tile=ct.load(data, index=(0,), shape=(1,)))
 
 
+@ct.kernel
+def relaxed_kernel(w, x, y, EARLY: I):
+    order, scope = ct.MemoryOrder.RELAXED, ct.MemoryScope.DEVICE
+    tile = ct.load(w, index=(ct.bid(0),), shape=(4,), memory_order=order, memory_scope=scope)
+    if EARLY:
+        tile = tile + ct.load(x, index=(0,), shape=(4,), memory_order=order, memory_scope=scope)
+    ct.grid_dependency_control_wait()
+    ct.store(y, index=(ct.bid(0),), tile=tile)
+
+
+def test_relaxed_loads_are_reads_too() -> None:
+    """They pass by the L1 cache, and order nothing."""
+    launcher, x, y = InterpreterLauncher("sm_90", pdl=True), floats(8), np.zeros(8, np.float32)
+    launcher(relaxed_kernel, (2, 1, 1), (floats(8), x, y, 0))
+    assert y.tolist() == floats(8).tolist()
+    with caught("load of x.*before grid_dependency_control_wait"):
+        launcher(relaxed_kernel, (2, 1, 1), (floats(8), y, x, 1))
+
+
 def test_flag_needs_release_and_acquire() -> None:
     y = np.zeros(1, np.float32)
-    run(flag_kernel, 2, np.zeros(1, np.float32), np.zeros(1, np.int32), y, 1)
+    run(flag_kernel, 2, np.zeros(1, np.float32), np.zeros(1, np.int32), y, 2)
     assert y[0] == 5
     with caught("load of data.*races with block number 0"):
+        run(flag_kernel, 2, np.zeros(1, np.float32), np.zeros(1, np.int32), y, 1)
+    with caught("a branch reads a value that races"):
         run(flag_kernel, 2, np.zeros(1, np.float32), np.zeros(1, np.int32), y, 0)
 
 
