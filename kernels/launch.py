@@ -73,11 +73,10 @@ def with_hints(kernel: Any, **hints: int) -> Any:
 
 def address(array: Any) -> int:
     """Where an array starts: in device memory (CuPy), host memory (NumPy) or within its allocation (ArraySpec)."""
-    data: Any = getattr(array, "data", None)
-    if hasattr(data, "ptr"):
-        return int(data.ptr)
-    if hasattr(array, "__array_interface__"):
+    if hasattr(array, "__array_interface__"):  # before `data`, which NumPy refuses to make for BF16
         return int(array.__array_interface__["data"][0])
+    if hasattr(array, "data"):
+        return int(array.data.ptr)
     return int(array.offset)
 
 
