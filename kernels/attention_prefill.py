@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
-from kernels.catalogue import Case
 from kernels.configs import config as table_config
 from kernels.launch import check_array, with_hints
 from kernels.shapes import MODELS, ModelShape
-from kernels.specs import ArraySpec
+from kernels.specs import ArraySpec, Case
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
-from kernels.catalogue import Case
 from kernels.configs import config as table_config
 from kernels.launch import check_array
 from kernels.sampling_draw import sample_draw_kernel
@@ -42,7 +41,7 @@ from kernels.sampling_layout import (
     read,
 )
 from kernels.shapes import MODELS
-from kernels.specs import ArraySpec
+from kernels.specs import ArraySpec, Case
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
