@@ -299,17 +299,7 @@ def _launch(
     even = n % config.tile_n == 0 and k % config.tile_k == 0
     norm, bias = square_sums is not None, extra is not None and act != XIELU
     args = (w, x, square_sums if norm else x, x if extra is None else extra, y, k, slots, float(eps), tokens)
-    args += (
-        config.tile_n,
-        config.tile_k,
-        -(-k // config.tile_k),
-        norm,
-        bias,
-        act,
-        even,
-        config.strong and even,
-        launcher.pdl,
-    )
+    args += (config.tile_n, config.tile_k, -(-k // config.tile_k), norm, bias, act, even, config.strong and even, launcher.pdl)
     launcher(_hinted(linear_kernel, config), (-(-n // config.tile_n), 1, 1), args)
 
 
