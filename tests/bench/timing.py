@@ -48,7 +48,7 @@ def compile_ahead(calls: Iterable[Callable[[Any], None]]) -> None:
     recorder = RecordingLauncher(ARCH, pdl=LAUNCHER.pdl)
     for call in calls:
         call(recorder)
-    for result in compile_all(recorder.records, ARCH):
+    for result in compile_all(recorder.records, ARCH, workers=os.cpu_count() or 2):
         if isinstance(result, CompileError):
             print(str(result)[:200], flush=True)
 
