@@ -313,7 +313,17 @@ def _launch(
     even = n % config.tile_n == 0 and k % config.tile_k == 0
     norm, bias = square_sums is not None, extra is not None and act != XIELU
     args = (w, x, square_sums if norm else x, x if extra is None else extra, y, k, slots, float(eps), tokens)
-    args += (config.tile_n, config.tile_k, -(-k // config.tile_k), norm, bias, act, even, config.strong and even, launcher.pdl)
+    args += (
+        config.tile_n,
+        config.tile_k,
+        -(-k // config.tile_k),
+        norm,
+        bias,
+        act,
+        even,
+        config.strong and even,
+        launcher.pdl,
+    )
     launcher(_hinted(linear_kernel, config), (-(-n // config.tile_n), 1, 1), args)
 
 
@@ -372,9 +382,7 @@ def compile_cases(arch: str) -> Iterator[Case]:
 
             linear_few = ArraySpec((8, m.hidden), "bfloat16")
             eight = ArraySpec((8, slots["down"]), "float32"), ArraySpec((8, slots["o"]), "float32")
-            linear_norm(
-                launcher, linear_few, eight[0], half(*m.products["qkv"]), half(8, m.qkv_rows), eps=1e-6
-            )
+            linear_norm(launcher, linear_few, eight[0], half(*m.products["qkv"]), half(8, m.qkv_rows), eps=1e-6)
             linear_residual(
                 launcher, half(8, m.ffn), half(*m.products["down"]), ArraySpec((8, m.hidden), "float32"), gain,
                 linear_few, eight[0],

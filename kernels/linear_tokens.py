@@ -66,9 +66,9 @@ def linear_tokens_kernel(
     if NORM:
         out = out * _scales(square_sums, K, NB, EPS)
     if BIAS:
-        out = out + ct.load(extra, index=(i, 0), shape=(TN, 1), order=(1, 0), padding_mode=ZERO, allow_tma=False).astype(
-            ct.float32
-        )
+        out = out + ct.load(
+            extra, index=(i, 0), shape=(TN, 1), order=(1, 0), padding_mode=ZERO, allow_tma=False
+        ).astype(ct.float32)
     if ACT == XIELU:
         positive = ct.load(extra, index=(0,), shape=(1,), check_bounds=False).reshape((1, 1))
         negative = ct.load(extra, index=(1,), shape=(1,), check_bounds=False).reshape((1, 1))
@@ -100,9 +100,9 @@ def linear_residual_tokens_kernel(
     old = ct.load(stream, index=(i, 0), shape=(TN, COLUMNS), order=(1, 0), padding_mode=ZERO, allow_tma=False)
     out = _product(w, x, i, TN, TK, NK) + old
     if BIAS:
-        out = out + ct.load(extra, index=(i, 0), shape=(TN, 1), order=(1, 0), padding_mode=ZERO, allow_tma=False).astype(
-            ct.float32
-        )
+        out = out + ct.load(
+            extra, index=(i, 0), shape=(TN, 1), order=(1, 0), padding_mode=ZERO, allow_tma=False
+        ).astype(ct.float32)
     ct.store(stream, index=(i, 0), tile=out, order=(1, 0), allow_tma=False)
     ct.store(normed, index=(i, 0), tile=(out * g).astype(normed.dtype), order=(1, 0), allow_tma=False)
     row = i * TN + ct.arange(TN, dtype=ct.int32).reshape((TN, 1))
@@ -111,7 +111,16 @@ def linear_residual_tokens_kernel(
 
 
 def kernel_and_args(
-    config: TokensConfig, w: Any, x: Any, square_sums: Any, extra: Any, y: Any, act: int, eps: float, bias: bool, pdl: bool
+    config: TokensConfig,
+    w: Any,
+    x: Any,
+    square_sums: Any,
+    extra: Any,
+    y: Any,
+    act: int,
+    eps: float,
+    bias: bool,
+    pdl: bool,
 ) -> tuple[Any, int, tuple[Any, ...]]:
     """linear_tokens_kernel with blocks and arguments, for arrays that kernels.linear has checked."""
     n, k = w.shape
