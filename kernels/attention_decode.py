@@ -22,7 +22,7 @@ goes through kernels/attention_prefill.py).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import cuda.tile as ct
 
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from kernels.catalogue import Case
     from kernels.launch import Launcher
 
-Int = ct.Constant[int]
-Bool = ct.Constant[bool]
-Float = ct.Constant[float]
+Int: TypeAlias = ct.Constant[int]
+Bool: TypeAlias = ct.Constant[bool]
+Float: TypeAlias = ct.Constant[float]
 ZERO = ct.PaddingMode.ZERO
 COLUMNS = 8
 NEVER = -1.0e30  # a masked score; finite, so that a split without positions merges with weight 0
@@ -287,7 +287,7 @@ def attention_decode(
     parts, stats = _workspace(op, workspace, config, heads, kv_heads, head_dim)
     q = qkv.reshape(-1)[: heads * head_dim].reshape(kv_heads, group, head_dim)
     k, v = (qkv.reshape(heads + 2 * kv_heads, head_dim)[heads + i * kv_heads :][:kv_heads] for i in (0, 1))
-    gains = (optional_gain(op, g, c, head_dim, half) for g, c in ((q_gain, cos), (k_gain, sin)))
+    gains = [optional_gain(op, g, c, head_dim, half) for g, c in ((q_gain, cos), (k_gain, sin))]
     args = (q, k, v, *gains, cos, sin, k_pool, v_pool, block_table, length, parts, stats)
     constants = (kv_heads, config.splits, head_dim, float(eps), q_gain is not None, launcher.pdl)
     kernel = attention_page_kernel if config.form == "page" else attention_loop_kernel
@@ -333,10 +333,10 @@ def compile_cases(arch: str) -> Iterator[Case]:
             for context in (*CONTEXTS, 4096):
                 config = attention_config(arch, m.kv_heads, context)
                 gain = ArraySpec((1, m.head_dim), "bfloat16") if m.qk_norm else None
-                tables = [ArraySpec((4096, m.head_dim // 2), "float32") for _ in range(2)]
+                cos, sin = (ArraySpec((4096, m.head_dim // 2), "float32") for _ in range(2))
                 size = workspace_floats(config, m.heads, m.kv_heads, m.head_dim)
                 attention_decode(
-                    launcher, ArraySpec((1, m.qkv_rows), "bfloat16"), gain, gain, *tables,
+                    launcher, ArraySpec((1, m.qkv_rows), "bfloat16"), gain, gain, cos, sin,
                     ArraySpec((pages * PAGE, m.head_dim), "bfloat16"), ArraySpec((pages * m.head_dim, PAGE), "bfloat16"),
                     ArraySpec(64, "int32"), ArraySpec(1, "int32"), ArraySpec(size, "float32"),
                     ArraySpec((1, m.attention_width), "bfloat16"), kv_heads=m.kv_heads, head_dim=m.head_dim,

@@ -10,7 +10,7 @@ row 0 or the last row, never foreign memory.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import cuda.tile as ct
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from kernels.catalogue import Case
     from kernels.launch import Launcher
 
-Int = ct.Constant[int]
-Bool = ct.Constant[bool]
+Int: TypeAlias = ct.Constant[int]
+Bool: TypeAlias = ct.Constant[bool]
 ZERO = ct.PaddingMode.ZERO
 HALF = ("bfloat16", "float16")
 

@@ -12,7 +12,7 @@ Refuses: head_dim other than 64 and 128, pages other than 64 slots.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import cuda.tile as ct
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from kernels.catalogue import Case
     from kernels.launch import Launcher
 
-Int = ct.Constant[int]
-Bool = ct.Constant[bool]
-Float = ct.Constant[float]
+Int: TypeAlias = ct.Constant[int]
+Bool: TypeAlias = ct.Constant[bool]
+Float: TypeAlias = ct.Constant[float]
 PAGE = 64
 HALF_PAGE = 32
 HALF = ("bfloat16", "float16")
@@ -165,10 +165,10 @@ def compile_cases(arch: str) -> Iterator[Case]:
 
         def run(launcher: Any, m: Any = m) -> None:
             gain = ArraySpec((1, m.head_dim), "bfloat16") if m.qk_norm else None
-            tables = [ArraySpec((4096, m.head_dim // 2), "float32") for _ in range(2)]
+            cos, sin = (ArraySpec((4096, m.head_dim // 2), "float32") for _ in range(2))
             pages = 64 * m.kv_heads
             kv_write(
-                launcher, ArraySpec((512, m.qkv_rows), "bfloat16"), gain, *tables, ArraySpec(1, "int32"),
+                launcher, ArraySpec((512, m.qkv_rows), "bfloat16"), gain, cos, sin, ArraySpec(1, "int32"),
                 ArraySpec(64, "int32"), ArraySpec((pages * PAGE, m.head_dim), "bfloat16"),
                 ArraySpec((pages * m.head_dim, PAGE), "bfloat16"), kv_heads=m.kv_heads, head_dim=m.head_dim,
             )  # fmt: skip

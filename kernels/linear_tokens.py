@@ -8,15 +8,15 @@ means somebody must add the parts, which cost more than it gained wherever it wa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import cuda.tile as ct
 
 from kernels.activation import silu_times, xielu_of
 
-Int = ct.Constant[int]
-Bool = ct.Constant[bool]
-Float = ct.Constant[float]
+Int: TypeAlias = ct.Constant[int]
+Bool: TypeAlias = ct.Constant[bool]
+Float: TypeAlias = ct.Constant[float]
 ZERO = ct.PaddingMode.ZERO
 COLUMNS = 8  # the narrowest N of an mma; tile_n · COLUMNS must reach 512, else the product leaves the tensor cores
 SWIGLU, XIELU = 1, 2  # as in kernels.linear
