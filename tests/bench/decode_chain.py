@@ -25,7 +25,7 @@ import ml_dtypes
 import numpy as np
 
 from kernels.attention_decode import attention_config, attention_decode, workspace_floats
-from kernels.carveout import set_carveout
+from kernels.carveout import set_carveout, step_carveout
 from kernels.launch import GpuLauncher
 from kernels.linear import (
     LinearConfig,
