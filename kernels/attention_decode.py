@@ -2,9 +2,9 @@
 
     out[h] = Σ_p softmax_p(q_h · k_p / √d) v_p        over positions 0 … length - 1, the last one being this token's
 
-Two launches: splits of the context in parallel blocks, then one block per query head that merges them. The new token has
-a block of its own, which also writes its key and value into the cache; the others read only older positions, so nothing
-waits inside the launch. Soft-max in base 2: log2(e)/√d is in the queries.
+Two launches: splits of the context in parallel blocks, then one block per query head that merges them. The new token
+has a block of its own, which also writes its key and value into the cache; the others read only older positions, so
+nothing waits inside the launch. Soft-max in base 2: log2(e)/√d is in the queries.
 
 Two forms, chosen by the context a graph is captured for (`attention_config`):
 
@@ -15,8 +15,8 @@ Two forms, chosen by the context a graph is captured for (`attention_config`):
 Keys (64 × d) and transposed values (d × 64) stand on the matrix unit's M side, the query heads of one KV head are up to
 8 columns on its N side (below 16 × 8 and M·N = 512 the compiler leaves the tensor cores).
 
-Refuses: head_dim other than 64 and 128, more than 8 query heads a KV head, more than one token (a verify step of several
-goes through kernels/attention_prefill.py).
+Refuses: head_dim other than 64 and 128, more than 8 query heads a KV head, more than one token (a verify step of
+several goes through kernels/attention_prefill.py).
 """
 
 from __future__ import annotations
@@ -312,7 +312,7 @@ def _check_context(op: str, config: AttentionConfig, context: int, cos: Any, blo
 
 
 def _workspace(op: str, workspace: Any, config: AttentionConfig, heads: int, kv_heads: int, head_dim: int) -> Any:
-    """Partial sums [kv_heads, splits + 1, group, head_dim] and their maxima and weights [kv_heads, splits + 1, 2, 8]."""
+    """Partial sums [kv_heads, splits + 1, group, head_dim]; their maxima and weights [kv_heads, splits + 1, 2, 8]."""
     need = workspace_floats(config, heads, kv_heads, head_dim)
     check_array(f"{op}: workspace", workspace, (None,), "float32", align=16)
     if workspace.shape[0] < need:
@@ -337,7 +337,8 @@ def compile_cases(arch: str) -> Iterator[Case]:
                 size = workspace_floats(config, m.heads, m.kv_heads, m.head_dim)
                 attention_decode(
                     launcher, ArraySpec((1, m.qkv_rows), "bfloat16"), gain, gain, cos, sin,
-                    ArraySpec((pages * PAGE, m.head_dim), "bfloat16"), ArraySpec((pages * m.head_dim, PAGE), "bfloat16"),
+                    ArraySpec((pages * PAGE, m.head_dim), "bfloat16"),
+                    ArraySpec((pages * m.head_dim, PAGE), "bfloat16"),
                     ArraySpec(64, "int32"), ArraySpec(1, "int32"), ArraySpec(size, "float32"),
                     ArraySpec((1, m.attention_width), "bfloat16"), kv_heads=m.kv_heads, head_dim=m.head_dim,
                     context=context,

@@ -1,6 +1,6 @@
 """Keys and values of a prefill chunk into the paged cache: head norm, rotation, and the transposition of V.
 
-Layout (docs/shapes.md): K pool [pages · kv_heads · 64, head_dim], V pool [pages · kv_heads · head_dim, 64], V transposed
+Layout (docs/shapes.md): K pool [pages · kv_heads · 64, head_dim], V pool [pages · kv_heads · head_dim, 64], transposed
 because the decode product wants the keys' axis contiguous. Position p of the sequence is in slot p % 64 of page
 block_table[p // 64].
 
@@ -137,7 +137,7 @@ def check_rope(op: str, cos: Any, sin: Any, start: Any, head_dim: int) -> None:
 
 
 def check_pools(op: str, k_pool: Any, v_pool: Any, block_table: Any, kv_heads: int, head_dim: int, half: str) -> None:
-    """Pools of whole pages, and few enough rows for 32-bit row numbers (elements may pass 2³¹: addresses are 64-bit)."""
+    """Pools of whole pages, with fewer than 2³¹ rows (elements may be more: addresses are 64-bit)."""
     check_array(f"{op}: k_pool", k_pool, (None, head_dim), half, align=16)
     rows = int(k_pool.shape[0])
     if rows % (kv_heads * PAGE):

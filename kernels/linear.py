@@ -10,9 +10,9 @@ A block first asks for all its weights (plain 16-byte loads, all in flight at on
 (PDL), then reads x. So a product streams its weights while its predecessor finishes; docs/kernels.md has what this was
 measured against. For 2 to 8 tokens the wrappers launch the tensor-core form of kernels/linear_tokens.py.
 
-RMSNorm is folded: the producer of the residual stream writes x·g in the weights' type and each block's Σx², the consumer
-scales its sums by 1/rms at the end. x·g is rounded before it is scaled, where Transformers rounds after: an ulp here and
-there.
+RMSNorm is folded: the producer of the residual stream writes x·g in the weights' type and each block's Σx², the
+consumer scales its sums by 1/rms at the end. x·g is rounded before it is scaled, where Transformers rounds after: an
+ulp here and there.
 
 Refuses: lengths that a 16-byte load does not divide (multiples of 8), more than 8 tokens.
 """
@@ -52,8 +52,8 @@ class LinearConfig:
 
     Attributes:
         tile_n: rows of W a block owns.
-        tile_k: columns of one of its tiles; a row is ceil(K / tile_k) of them, all in registers. 256 puts a row into one
-            warp (no sum across warps), 1024 spreads it over four.
+        tile_k: columns of one of its tiles; a row is ceil(K / tile_k) of them, all in registers. 256 puts a row into
+            one warp (no sum across warps), 1024 spreads it over four.
         occupancy: blocks per SM the compiler should make room for; None leaves the registers alone.
     """
 
@@ -117,10 +117,10 @@ def _dot(tiles, x, TN: Int, TK: Int, NK: Int, EVEN: Bool):
 
 @ct.kernel
 def linear_kernel(
-    w, x, square_sums, extra, y, K: Int, NB: Int, EPS: Float, TN: Int, TK: Int, NK: Int, NORM: Bool, BIAS: Bool, ACT: Int,
-    EVEN: Bool, PDL: Bool,
+    w, x, square_sums, extra, y, K: Int, NB: Int, EPS: Float, TN: Int, TK: Int, NK: Int, NORM: Bool, BIAS: Bool,
+    ACT: Int, EVEN: Bool, PDL: Bool,
 ):  # fmt: skip
-    """y[n] = act(Σ_k W[n, k] x[k] / rms + bias[n]), rms² = Σ square_sums / K + ε; SWIGLU: y[j] = silu(row 2j) · row 2j+1.
+    """y[n] = act(Σ_k W[n, k] x[k] / rms + bias[n]), rms² = Σ square_sums / K + ε; y[j] = silu(row 2j)·row 2j+1 (SWIGLU).
 
     w [N, K], x [1, K] half; square_sums [1, NB] float32 (NORM); extra: bias [1, N] (BIAS) or xIELU's two numbers
     [2] float32 (ACT = XIELU), else unused; y [1, N or N/2] half or float32. Grid: ceil(N / TN) blocks of TN rows.
@@ -238,8 +238,8 @@ def linear_residual(
 ) -> None:  # fmt: skip
     """stream [T, N] float32 += x [T, K] · w [N, K]ᵀ (+ bias), then normed = stream·gain and partial sums of squares.
 
-    `gain` [1, N] is the weight of the RMSNorm that comes next. square_sums [T, NB]: NB a power of two, `square_slots` or
-    more; entries past the blocks are never written and must be zero. `config` is for one token.
+    `gain` [1, N] is the weight of the RMSNorm that comes next. square_sums [T, NB]: NB a power of two, `square_slots`
+    or more; entries past the blocks are never written and must be zero. `config` is for one token.
 
     Raises:
         ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernel reads.

@@ -96,7 +96,8 @@ def qk_norm_rope_kv(
     """
     rope_queries(launcher, qkv, q_gain, cos, sin, start, queries, kv_heads=kv_heads, head_dim=head_dim, eps=eps)
     kv_write(
-        launcher, qkv, k_gain, cos, sin, start, block_table, k_pool, v_pool, kv_heads=kv_heads, head_dim=head_dim, eps=eps
+        launcher, qkv, k_gain, cos, sin, start, block_table, k_pool, v_pool, kv_heads=kv_heads, head_dim=head_dim,
+        eps=eps,
     )  # fmt: skip
 
 

@@ -6,8 +6,9 @@
     python3 tests/bench/decode_chain.py --tokens Qwen3-4B       # products for 1 to 8 tokens
     python3 tests/bench/decode_chain.py --carveouts Qwen3-4B    # the step under several shared-memory carve-outs
 
-Needs CuPy, cuda-tile with tileiras, and the repository's root on PYTHONPATH; the copy ceiling is better through PyTorch.
-Weights are random and every layer has its own, so nothing is read twice from the L2. "Roofline" is bytes / copy ceiling.
+Needs CuPy, cuda-tile with tileiras, and the repository's root on PYTHONPATH; PyTorch's copy sets the copy ceiling where
+it is there. Weights are random and every layer has its own, so nothing is read twice from the L2. "Roofline" is bytes
+over the copy ceiling.
 No sampling, no embedding: the engine's bench has those.
 """
 
