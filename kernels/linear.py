@@ -120,7 +120,7 @@ def linear_kernel(
     w, x, square_sums, extra, y, K: Int, NB: Int, EPS: Float, TN: Int, TK: Int, NK: Int, NORM: Bool, BIAS: Bool,
     ACT: Int, EVEN: Bool, PDL: Bool,
 ):  # fmt: skip
-    """y[n] = act(Σ_k W[n, k] x[k] / rms + bias[n]), rms² = Σ square_sums / K + ε; y[j] = silu(row 2j)·row 2j+1 (SWIGLU).
+    """y[n] = act(Σ_k W[n, k] x[k] / rms + bias[n]), rms² = Σ square_sums / K + ε; SWIGLU joins rows 2j, 2j+1.
 
     w [N, K], x [1, K] half; square_sums [1, NB] float32 (NORM); extra: bias [1, N] (BIAS) or xIELU's two numbers
     [2] float32 (ACT = XIELU), else unused; y [1, N or N/2] half or float32. Grid: ceil(N / TN) blocks of TN rows.
