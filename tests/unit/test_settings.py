@@ -1,0 +1,80 @@
+"""Settings from the environment and the config file: each with its origin, nothing ignored in silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tileinfer_core.errors import UsageError
+from tileinfer_core.settings import Setting, Settings, default_config_path
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return tmp_path / "config.toml"
+
+
+def test_nothing_set(config: Path, tmp_path: Path) -> None:
+    settings = Settings.load({"HOME": str(tmp_path)}, config)
+    assert settings.model == Setting("demo", "default")
+    assert settings.backend == Setting("auto", "default")
+    assert settings.context == Setting(None, "default")
+    assert settings.models_dir == Setting(tmp_path / ".local/share/tileinfer", "default")
+    assert settings.history_path == tmp_path / ".local/state/tileinfer/history"
+    assert settings.sampling == {}
+
+
+def test_environment_wins_over_the_file(config: Path) -> None:
+    config.write_text('model = "a/b"\nbackend = "cuda"\nmodels_dir = "~/x"\n')
+    environ = {"HOME": "/h", "TILEINFER_MODEL": "qwen3:4b", "TILEINFER_BACKEND": "cpu"}
+    settings = Settings.load(environ, config)
+    assert settings.model == Setting("qwen3:4b", "TILEINFER_MODEL")
+    assert settings.backend == Setting("cpu", "TILEINFER_BACKEND")
+    assert settings.models_dir == Setting(Path("/h/x"), "config file")
+    assert Settings.load({**environ, "TILEINFER_HOME": "/m"}, config).models_dir == Setting(
+        Path("/m"), "TILEINFER_HOME"
+    )
+
+
+def test_sampling_and_aliases(config: Path) -> None:
+    config.write_text('max_tokens = 9\n[sampling]\ntemperature = 1\ntop_k = 40\n[aliases]\n"mine" = "org/model"\n')
+    settings = Settings.load({"HOME": "/h"}, config)
+    assert settings.sampling == {"temperature": Setting(1, "config file"), "top_k": Setting(40, "config file")}
+    assert settings.aliases == {"mine": "org/model"}
+    assert settings.max_tokens == Setting(9, "config file")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("modell = 'x'", "unknown setting 'modell'"),
+        ("[sampling]\ntemprature = 1", "unknown setting 'sampling.temprature'"),
+        ("context = '8k'", "context must be a whole number, found '8k'"),
+        ("context = true", "context must be a whole number, found True"),
+        ("context = 0", "context must be at least 1, found 0"),
+        ("[sampling]\ntop_k = 1.5", "sampling.top_k must be a whole number, found 1.5"),
+        ("[sampling]\ntop_p = '1'", "sampling.top_p must be a number, found '1'"),
+        ("sampling = 3", "sampling must be a table, found 3"),
+        ("[aliases]\nx = 3", "aliases.x must be a string, found 3"),
+        ("backend = 'rocm'", "backend must be one of auto, cuda, cpu, found 'rocm'"),
+        ("model = ", "not valid TOML"),
+        ("model = '\udcff'", "not valid TOML"),
+    ],
+)
+def test_what_is_wrong_is_named(config: Path, text: str, says: str) -> None:
+    config.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(UsageError, match=says):
+        Settings.load({"HOME": "/h"}, config)
+
+
+def test_a_config_path_that_is_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="can't be read"):
+        Settings.load({"HOME": "/h"}, tmp_path)
+
+
+def test_where_the_config_file_lies() -> None:
+    assert default_config_path({"HOME": "/h"}) == Path("/h/.config/tileinfer/config.toml")
+    assert default_config_path({"HOME": "/h", "XDG_CONFIG_HOME": "/c"}) == Path("/c/tileinfer/config.toml")
+    assert default_config_path({"HOME": "/h", "XDG_CONFIG_HOME": "relative"}).is_relative_to("/h")
+    assert default_config_path({"HOME": "/h", "TILEINFER_CONFIG": "/f.toml"}) == Path("/f.toml")

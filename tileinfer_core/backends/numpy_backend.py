@@ -1,0 +1,227 @@
+"""The NumPy backend: float32 on the CPU, matrix products through BLAS. What runs without a GPU, and the oracle for one.
+
+It executes a model's operations one by one, on float32 arrays, and keeps no state but the rope tables; the weights
+and the running sequence belong to NumpyRunner.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from tileinfer_core.backends.numpy_kv import NumpyPages
+from tileinfer_core.backends.numpy_weights import load_arrays
+from tileinfer_core.kv_cache import KvCache
+from tileinfer_core.models.decoder import DecoderWeights, ModelDefinition, bind, forward, logits
+from tileinfer_core.models.rope import cos_sin, inverse_frequencies
+from tileinfer_core.sampling import Sampler
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping, Sequence
+
+    from tileinfer_core.models.structure import LayerStructure
+    from tileinfer_core.progress import OnProgress
+    from tileinfer_core.rope_config import RopeConfig
+    from tileinfer_core.sampling import Sampled, SamplingParams
+    from tileinfer_core.weights import WeightFiles
+
+    Float32Array = np.ndarray[Any, np.dtype[np.float32]]
+    BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
+
+SCORE_FLOATS = 1 << 19  # 2 MiB of attention scores at a time: they stay in the cache between softmax's passes
+LONG_PAST = 256
+MIN_QUERY_ROWS = 16  # below this the products of a block become too thin
+
+
+class NumpyBackend:
+    """Backend[np.ndarray] for one model's rotary embedding."""
+
+    def __init__(self, rope: RopeConfig, head_dim: int) -> None:
+        self._inv_freq, self._rope_scale = inverse_frequencies(rope, head_dim)
+        half = head_dim // 2
+        self._cos = np.empty((0, 1, 1, half), np.float32)
+        self._sin = np.empty((0, 1, 2, half), np.float32)
+
+    def embedding(self, table: Float32Array, token_ids: Sequence[int]) -> Float32Array:
+        return cast("Float32Array", table[np.asarray(token_ids)])  # [T, D], a copy
+
+    def rms_norm(self, x: Float32Array, weight: Float32Array, eps: float) -> Float32Array:
+        if len(x) == 1 and x.ndim == 2:  # one dot product: 2.3 µs against 4.8 µs
+            row = x[0]
+            return x * (weight * np.float32(1 / np.sqrt(np.dot(row, row) / row.size + eps)))
+        mean = np.einsum("...d,...d->...", x, x)[..., None] / np.float32(x.shape[-1])
+        return cast("Float32Array", x / np.sqrt(mean + np.float32(eps)) * weight)
+
+    def linear(self, x: Float32Array, weight: Float32Array, bias: Float32Array | None) -> Float32Array:
+        # One row as matrix · vector: some BLAS builds take the same product as a thin matrix up to 60 times slower.
+        y = np.dot(weight, x[0])[None] if len(x) == 1 else x @ weight.T
+        if bias is not None:
+            y += bias
+        return y
+
+    def split_qkv(
+        self, qkv: Float32Array, structure: LayerStructure
+    ) -> tuple[Float32Array, Float32Array, Float32Array]:
+        heads = qkv.reshape(len(qkv), -1, structure.head_dim)  # [T, H + 2K, d]
+        first_k = structure.num_attention_heads
+        first_v = first_k + structure.num_key_value_heads
+        return heads[:, :first_k], heads[:, first_k:first_v], heads[:, first_v:]
+
+    def rope(self, x: Float32Array, start: int) -> Float32Array:
+        tokens, heads, head_dim = x.shape
+        stop = start + tokens
+        if stop > len(self._cos):
+            self._extend_tables(stop)
+        halves = x.reshape(tokens, heads, 2, head_dim // 2)
+        rotated = halves * self._cos[start:stop]
+        rotated += halves[:, :, ::-1] * self._sin[start:stop]  # sin is (-sin, sin): the minus of the rotation
+        return rotated.reshape(tokens, heads, head_dim)
+
+    def _extend_tables(self, stop: int) -> None:
+        stop = max(stop, 2 * len(self._cos), 256)
+        cos, sin = cos_sin(self._inv_freq, self._rope_scale, 0, stop)
+        self._cos = cos[:, None, None]  # [C, 1, 1, d/2]
+        self._sin = np.stack((-sin, sin), axis=1)[:, None]  # [C, 1, 2, d/2]
+
+    def write_kv(self, cache: KvCache, layer: int, k: Float32Array, v: Float32Array) -> None:
+        pages = cast("NumpyPages", cache.store)
+        start, stop = cache.length, cache.length + len(k)
+        pages.keys[layer][:, start:stop] = k.transpose(1, 0, 2)
+        pages.values[layer][:, start:stop] = v.transpose(1, 0, 2)
+
+    def attention(self, q: Float32Array, cache: KvCache, layer: int) -> Float32Array:
+        pages = cast("NumpyPages", cache.store)
+        keys, values = pages.keys[layer], pages.values[layer]
+        tokens, heads, head_dim = q.shape
+        kv_heads, group = len(keys), heads // len(keys)
+        start = cache.length
+        scaled = q.reshape(tokens, kv_heads, group, head_dim) * np.float32(head_dim**-0.5)
+        if tokens == 1:
+            return _attend_one(scaled[0], keys[:, : start + 1], values[:, : start + 1]).reshape(1, -1)
+        by_head = scaled.transpose(1, 2, 0, 3)  # [K, G, T, d]
+        out = np.empty((tokens, kv_heads, group, head_dim), np.float32)
+        rows = max(MIN_QUERY_ROWS, SCORE_FLOATS // (heads * (start + tokens)))
+        for first in range(0, tokens, rows):
+            last = min(first + rows, tokens)
+            seen = start + last
+            block = by_head[:, :, first:last].reshape(kv_heads, -1, head_dim)  # [K, G·rows, d]
+            part = _attend(block, keys[:, :seen], values[:, :seen], last - first)
+            out[first:last] = part.reshape(kv_heads, group, last - first, head_dim).transpose(2, 0, 1, 3)
+        return out.reshape(tokens, -1)
+
+    def gated_activation(self, gate_up: Float32Array, activation: str) -> Float32Array:
+        assert activation == "silu"  # noqa: S101 - config.py refuses the others by name
+        inner = gate_up.shape[1] // 2
+        gate = gate_up[:, :inner]
+        y = np.exp(-gate)  # inf gives the right limit: 0
+        y += np.float32(1)
+        np.divide(gate, y, out=y)
+        y *= gate_up[:, inner:]
+        return cast("Float32Array", y)
+
+    def add(self, x: Float32Array, y: Float32Array) -> Float32Array:
+        x += y
+        return x
+
+    def last_row(self, x: Float32Array) -> Float32Array:
+        return x[-1:]
+
+
+def _attend(q: Float32Array, keys: Float32Array, values: Float32Array, rows: int) -> Float32Array:
+    """softmax(q · keysᵀ) · values for q [K, G·rows, d], already scaled; keys, values [K, C, d] -> [K, G·rows, d].
+
+    Row t of a group must not see the last rows - 1 - t keys.
+    """
+    scores = np.matmul(q, keys.transpose(0, 2, 1))  # [K, G·rows, C]
+    if rows > 1:
+        tail = scores.reshape(len(q), -1, rows, scores.shape[2])[..., -rows:]
+        tail += np.triu(np.full((rows, rows), -np.inf, np.float32), 1)
+    total = _exponentials(scores)
+    out = np.matmul(scores, values)
+    out /= total
+    return cast("Float32Array", out)
+
+
+def _attend_one(q: Float32Array, keys: Float32Array, values: Float32Array) -> Float32Array:
+    """The same for one token: q [K, G, d] -> [K, G, d].
+
+    A long past goes head by head as matrix · vector products, which BLAS splits over its threads and reads once: 56 µs
+    a layer against 81 µs at 512 tokens of 3 x 3 heads of 64 (OpenBLAS 0.3.31, Haswell kernels, two cores).
+    """
+    seen = keys.shape[1]
+    if seen < LONG_PAST:
+        return _attend(q, keys, values, 1)
+    scores = np.empty((*q.shape[:2], seen), np.float32)  # [K, G, C]
+    out = np.empty_like(q)
+    pairs = [(kv_head, row) for kv_head in range(len(q)) for row in range(q.shape[1])]
+    for kv_head, row in pairs:
+        np.dot(keys[kv_head], q[kv_head, row], out=scores[kv_head, row])
+    total = _exponentials(scores)
+    for kv_head, row in pairs:
+        np.dot(scores[kv_head, row], values[kv_head], out=out[kv_head, row])
+    out /= total
+    return out
+
+
+def _exponentials(scores: Float32Array) -> Float32Array:
+    """exp(scores - max) in place; returns the sums over the last axis, kept as an axis of 1."""
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    return cast("Float32Array", scores.sum(axis=-1, keepdims=True))
+
+
+class NumpyRunner:
+    """Runner on the CPU."""
+
+    backend_name = "cpu"
+    compile_s = 0.0
+    context_limit = None
+
+    def __init__(self, model: ModelDefinition, arrays: Mapping[str, Float32Array]) -> None:
+        self._model = model
+        self._ops = NumpyBackend(model.structure.rope, model.structure.head_dim)
+        self._weights: DecoderWeights[Float32Array] = bind(model, arrays)
+        self._next_logits: tuple[KvCache, int, Float32Array] | None = None  # of which sequence, at which length
+        self.weight_bytes = sum(array.nbytes for array in arrays.values())
+        self.kv_bytes_per_token = 2 * 4 * model.structure.kv_size * model.config.num_hidden_layers
+
+    @classmethod
+    def load(cls, model: ModelDefinition, files: WeightFiles, on_progress: OnProgress) -> NumpyRunner:
+        """Read the weights as float32. Raises OutOfMemoryError and ModelError."""
+        return cls(model, load_arrays(model.parameters, files, on_progress))
+
+    def new_cache(self, max_tokens: int) -> KvCache:
+        layers = self._model.config.num_hidden_layers
+        return KvCache(NumpyPages(self._model.structure, layers, max_tokens), max_tokens)
+
+    def prefill(self, cache: KvCache, token_ids: Sequence[int]) -> None:
+        hidden = self._append(cache, token_ids)
+        last = logits(self._ops, self._model, self._weights, self._ops.last_row(hidden))
+        self._next_logits = (cache, cache.length, last[0])
+
+    def decode(
+        self, cache: KvCache, params: SamplingParams, valid_ids: BoolArray | None, prompt_tokens: int
+    ) -> Generator[Sampled, None, None]:
+        sampler = Sampler(params, valid_ids)
+        while True:
+            assert self._next_logits is not None  # noqa: S101 - prefill comes first
+            owner, length, row = self._next_logits
+            assert owner is cache and length == cache.length  # noqa: S101, PT018 - and nothing in between
+            sampled = sampler.sample(row, cache.token_ids, cache.length - prompt_tokens)
+            yield sampled
+            self.prefill(cache, [sampled.id])
+
+    def logits(self, cache: KvCache, token_ids: Sequence[int]) -> Float32Array:
+        return logits(self._ops, self._model, self._weights, self._append(cache, token_ids))
+
+    def _append(self, cache: KvCache, token_ids: Sequence[int]) -> Float32Array:
+        cache.reserve(len(token_ids))
+        with np.errstate(over="ignore"):
+            hidden = forward(self._ops, self._model, self._weights, cache, token_ids)
+        cache.commit(token_ids)
+        return hidden
+
+    def close(self) -> None:
+        self._next_logits = None
+        del self._weights

@@ -1,0 +1,238 @@
+"""A model's config.json as a frozen, checked object. What TileInfer can't run is refused here, by name.
+
+This file reads no weight and imports no array library, so that a model is refused before anything is loaded.
+An absurd value (0, negative, 2^40, NaN, heads that do not divide) is a DamagedModelError; an option that would
+change the result and that no code here implements is an UnsupportedModelError that lists what is supported. Fields
+that nothing reads are kept by name in `unread`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from tileinfer_core.config_fields import Fields
+from tileinfer_core.errors import UnsupportedModelError
+from tileinfer_core.jsonfile import read_json_object
+from tileinfer_core.models import MODEL_TYPES
+from tileinfer_core.rope_config import RopeConfig, read_rope
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+ACTIVATIONS: Mapping[str, str] = MappingProxyType({"silu": "silu", "swish": "silu"})
+
+# Fields that change the result, with the values under which they do not.
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "quantization_config": ({},),
+        "attn_logit_softcapping": (),
+        "final_logit_softcapping": (),
+        "logit_softcapping": (),
+        "query_pre_attn_scalar": (),
+        "num_experts": (0,),
+        "num_local_experts": (0,),
+        "n_routed_experts": (0,),
+        "moe_intermediate_size": (0,),
+        "attention_chunk_size": (),
+        "no_rope_layers": ([],),
+        "alibi": (False,),
+        "clip_qkv": (),
+        "dual_chunk_attention_config": ({},),
+        "use_qk_norm": (False,),
+        "attention_multiplier": (),
+        "embedding_multiplier": (1, 1.0),
+        "residual_multiplier": (1, 1.0),
+        "logits_scaling": (1, 1.0),
+        "scale_emb": (1, 1.0),
+        "is_encoder_decoder": (False,),
+        "add_cross_attention": (False,),
+        "vision_config": ({},),
+        "text_config": ({},),
+    }
+)
+# Model types whose sliding_window takes effect only where use_sliding_window says so.
+_SLIDING_ASKED_FOR = frozenset({"qwen3"})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Fields have Hugging Face's names. `head_dim` is resolved; `unread`: fields that nothing reads."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    hidden_act: str
+    rms_norm_eps: float
+    max_position_embeddings: int
+    rope: RopeConfig
+    tie_word_embeddings: bool
+    attention_bias: bool
+    mlp_bias: bool
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    dtype: str | None
+    unread: tuple[str, ...] = ()
+
+    @property
+    def q_size(self) -> int:
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_key_value_heads * self.head_dim
+
+    @property
+    def max_context(self) -> int:
+        """The longest sequence the positions are made for. YaRN stretches the original length by its factor."""
+        if self.rope.type != "yarn":
+            return self.max_position_embeddings
+        stretched = int(self.rope.original_max_position_embeddings * self.rope.factor)
+        return max(self.max_position_embeddings, stretched)
+
+    @classmethod
+    def load(cls, folder: Path) -> ModelConfig:
+        """Read `folder`/config.json.
+
+        Raises:
+            DamagedModelError: the file is absent or broken, or a value is impossible.
+            UnsupportedModelError: the model asks for something that TileInfer doesn't have.
+        """
+        path = folder / "config.json"
+        return cls.from_dict(read_json_object(path, max_bytes=4 << 20), str(path))
+
+    @classmethod
+    def from_dict(cls, table: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
+        """Check the fields of a config; `where` names it in errors."""
+        fields = Fields(table, where)
+        model_type = _model_type(fields, where)
+        _refuse_options(fields, where)
+        heads = fields.integer("num_attention_heads", high=1 << 10)
+        hidden = fields.integer("hidden_size", high=1 << 17)
+        max_position = fields.integer("max_position_embeddings", high=1 << 28)
+        layers = fields.integer("num_hidden_layers", high=1 << 10)
+        _refuse_sliding_window(fields, where, model_type, max_position, layers)
+        bos = fields.token_ids("bos_token_id")
+        config: dict[str, Any] = {
+            "model_type": model_type,
+            "vocab_size": fields.integer("vocab_size", high=1 << 24),
+            "hidden_size": hidden,
+            "intermediate_size": fields.integer("intermediate_size", high=1 << 20),
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": _kv_heads(fields, heads),
+            "head_dim": _head_dim(fields, hidden, heads),
+            "hidden_act": _activation(fields, where),
+            "rms_norm_eps": fields.number("rms_norm_eps", low=1e-12, high=1.0),
+            "max_position_embeddings": max_position,
+            "rope": read_rope(fields, where, max_position),
+            "tie_word_embeddings": fields.boolean("tie_word_embeddings", default=False),
+            "attention_bias": fields.boolean("attention_bias", default=False),
+            "mlp_bias": fields.boolean("mlp_bias", default=False),
+            "eos_token_ids": fields.token_ids("eos_token_id"),
+            "bos_token_id": bos[0] if bos else None,
+            "dtype": _dtype(fields),
+        }
+        return cls(**config, unread=fields.unread)
+
+
+def _model_type(fields: Fields, where: str) -> str:
+    supported = ", ".join(sorted(MODEL_TYPES))
+    model_type = fields.string("model_type")
+    if model_type not in MODEL_TYPES:
+        raise UnsupportedModelError(
+            f"{where}: the model type {model_type!r} is not supported", hint=f"supported model types: {supported}"
+        )
+    architectures = fields.raw("architectures")
+    if architectures is None:
+        return model_type
+    if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
+        raise fields.error("architectures", "a list of names", architectures)
+    if architectures and not any(name.endswith("ForCausalLM") for name in architectures):
+        raise UnsupportedModelError(
+            f"{where}: the architecture {', '.join(architectures)} does not write text",
+            hint="TileInfer runs causal language models (…ForCausalLM)",
+        )
+    return model_type
+
+
+def _refuse_options(fields: Fields, where: str) -> None:
+    for name, neutral in _NEUTRAL.items():
+        value = fields.raw(name)
+        if value is None or any(type(value) is type(ok) and value == ok for ok in neutral):
+            continue
+        detail = _quantization_detail(value) if name == "quantization_config" else f"{name} {value!r}"
+        raise UnsupportedModelError(
+            f"{where}: not supported: {detail[:160]}",
+            hint="supported: dense decoder models in bfloat16, float16 or float32, with full attention",
+        )
+
+
+def _quantization_detail(value: object) -> str:
+    method = value.get("quant_method") if isinstance(value, dict) else None
+    return f"weights quantised by {method!r} (quantization_config)"
+
+
+def _refuse_sliding_window(fields: Fields, where: str, model_type: str, max_position: int, layers: int) -> None:
+    """Refuse a window that would hide tokens. One as long as the longest context hides none."""
+    window = fields.optional_integer("sliding_window", low=-1, high=1 << 30)
+    asked = fields.boolean("use_sliding_window", default=model_type not in _SLIDING_ASKED_FOR)
+    first_layer = fields.integer(
+        "max_window_layers", low=0, high=1 << 10, default=28 if fields.has("use_sliding_window") else 0
+    )
+    kinds = fields.raw("layer_types")
+    if kinds is not None and (not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds)):
+        raise fields.error("layer_types", "a list of names", kinds)
+    other = sorted(set(kinds or ()) - {"full_attention", "sliding_attention"})
+    if other:
+        raise UnsupportedModelError(f"{where}: layers of type {', '.join(other)} are not supported")
+    in_use = "sliding_attention" in kinds if kinds is not None else asked and first_layer < layers
+    if in_use and window is not None and 0 < window < max_position:
+        raise UnsupportedModelError(
+            f"{where}: sliding-window attention (sliding_window {window}) is not supported",
+            hint="supported: full attention in every layer",
+        )
+
+
+def _kv_heads(fields: Fields, heads: int) -> int:
+    kv_heads = fields.integer("num_key_value_heads", high=heads, default=heads)
+    if heads % kv_heads:
+        raise fields.error("num_key_value_heads", f"a divisor of num_attention_heads ({heads})", kv_heads)
+    return kv_heads
+
+
+def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
+    """An explicit head_dim wins; null or absent means hidden_size / num_attention_heads."""
+    head_dim = fields.optional_integer("head_dim", high=1 << 10)
+    if head_dim is None:
+        if hidden % heads:
+            raise fields.error("hidden_size", f"a multiple of num_attention_heads ({heads}) without head_dim", hidden)
+        head_dim = hidden // heads
+    if head_dim % 2:
+        raise fields.error("head_dim", "even, for rotary position embedding", head_dim)
+    return head_dim
+
+
+def _activation(fields: Fields, where: str) -> str:
+    name = fields.string("hidden_act")
+    if name not in ACTIVATIONS:
+        raise UnsupportedModelError(
+            f"{where}: the activation {name!r} (hidden_act) is not supported",
+            hint=f"supported activations: {', '.join(sorted(ACTIVATIONS))}",
+        )
+    return ACTIVATIONS[name]
+
+
+def _dtype(fields: Fields) -> str | None:
+    """The storage type that the config names, under its new or its old key. Information only: the files decide."""
+    for name in ("dtype", "torch_dtype"):
+        if isinstance(value := fields.raw(name), str):
+            return value.removeprefix("torch.")
+    return None

@@ -1,0 +1,128 @@
+"""Writing to disk so that a crash, a full disk or a second process never leaves something that looks whole and is not.
+
+Everything large is made in a sibling folder or file that ends in ".partial" and takes its place by one rename.
+Operating-system errors become DiskError with the path and the way out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tileinfer_core.errors import DiskError, TileinferError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PARTIAL = ".partial"
+CHUNK = 8 << 20
+
+_CAUSES = {
+    errno.ENOSPC: ("the disk is full", "free some space, or set TILEINFER_HOME to a folder on a larger disk"),
+    errno.EDQUOT: ("the disk quota is used up", "free some space, or set TILEINFER_HOME to a folder on another disk"),
+    errno.EROFS: ("the file system is read-only", "set TILEINFER_HOME to a folder that can be written"),
+    errno.EACCES: ("permission denied", "set TILEINFER_HOME to a folder that you may write"),
+    errno.EPERM: ("permission denied", "set TILEINFER_HOME to a folder that you may write"),
+    errno.EEXIST: ("a file is in the place of a folder", "set TILEINFER_HOME to a folder"),
+    errno.ENOTDIR: ("a part of the path is a file, not a folder", "set TILEINFER_HOME to a folder"),
+}
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError of the block into a DiskError that names `path` or the file the system named."""
+    try:
+        yield
+    except TileinferError:
+        raise
+    except OSError as error:
+        raise disk_error(error, path) from error
+
+
+def disk_error(error: OSError, path: Path) -> DiskError:
+    cause, hint = _CAUSES.get(error.errno or 0, (error.strerror or str(error), None))
+    return DiskError(f"{error.filename or path}: {cause}", hint=hint)
+
+
+def write_atomic(path: Path, data: bytes | str) -> None:
+    """Write a small file by way of a temporary name, so that readers see the old content or the new."""
+    temporary = path.with_name(path.name + PARTIAL)
+    with disk_errors(path):
+        with temporary.open("wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+
+
+def fresh_folder(path: Path) -> Path:
+    """An empty folder at `path`; what was left there by an earlier, interrupted run is removed."""
+    with disk_errors(path):
+        remove_tree(path)
+        path.mkdir(parents=True)
+    return path
+
+
+def publish(partial: Path, target: Path) -> None:
+    """Give a finished folder its name. An older folder of that name is set aside first and removed after."""
+    with disk_errors(target):
+        old = target.with_name(target.name + ".old")
+        remove_tree(old)
+        if target.exists():
+            target.replace(old)
+        partial.replace(target)
+        sync_folder(target.parent)
+        remove_tree(old)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder or a file if it is there. A symbolic link is removed, never what it points to."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)
+
+
+def sync_folder(path: Path) -> None:
+    """Make a rename in `path` survive a power cut, where the system can (not on Windows)."""
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def sha256_of(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
+    """The SHA-256 of a file in hexadecimal; `on_bytes` gets the size of each piece as it is read."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(CHUNK):
+            digest.update(piece)
+            if on_bytes:
+                on_bytes(len(piece))
+    return digest.hexdigest()
+
+
+def free_bytes(path: Path) -> int:
+    """Free bytes where `path` is or would be made."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    with disk_errors(path):
+        return shutil.disk_usage(path).free
+
+
+def folder_bytes(path: Path, *, follow: bool = True) -> int:
+    """The size of all files below `path`. Links count as what they point to, or as nothing with follow=False."""
+    total = 0
+    for root, _, names in os.walk(path):
+        for name in names:
+            file = Path(root) / name
+            with contextlib.suppress(OSError):
+                total += file.stat().st_size if follow or not file.is_symlink() else 0
+    return total

@@ -1,0 +1,204 @@
+"""The parts that decoder models share, each driven by what the model declares.
+
+    parameters(structure, …)   the arrays of the model, with what is joined: q, k, v into one, gate and up into one
+    bind                       arrays by name -> typed weights
+    forward                    token ids -> hidden states, one layer after the other, in Backend's operations
+
+A model's file picks from these and writes its own where its layers differ. Names of stored tensors are Hugging Face's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from tileinfer_core.models.structure import LayerStructure, Parameter
+from tileinfer_core.weights import TensorSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tileinfer_core.backends.base import Backend
+    from tileinfer_core.config import ModelConfig
+    from tileinfer_core.kv_cache import KvCache
+
+T = TypeVar("T")
+
+# Our name of an array -> the stored tensors it is made of, in this order.
+JOINED: Mapping[str, tuple[str, ...]] = {
+    "qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "o_proj": ("self_attn.o_proj",),
+    "gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+    "down_proj": ("mlp.down_proj",),
+}
+LM_HEAD = "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDefinition:
+    """All that a backend needs to know of a model. `parameters` has each array once: a tied head is not in it."""
+
+    config: ModelConfig
+    structure: LayerStructure
+    parameters: tuple[Parameter, ...]
+    tied: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights(Generic[T]):
+    """One layer's arrays: qkv [(H + 2K)·d, D], o [D, H·d], gate_up [2F, D], down [D, F]; norms and biases 1-D."""
+
+    input_norm: T
+    qkv: T
+    qkv_bias: T | None
+    q_norm: T | None
+    k_norm: T | None
+    o: T
+    o_bias: T | None
+    post_norm: T
+    gate_up: T
+    gate_up_bias: T | None
+    down: T
+    down_bias: T | None
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights(Generic[T]):
+    """embedding and lm_head [V, D], the same array when tied; norm [D]."""
+
+    embedding: T
+    layers: tuple[LayerWeights[T], ...]
+    norm: T
+    lm_head: T
+
+
+def base_structure(config: ModelConfig, *, qk_norm: bool, mlp_bias: bool) -> LayerStructure:
+    """The pre-norm layer with a gated MLP, from a config's numbers."""
+    return LayerStructure(
+        hidden_size=config.hidden_size,
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        intermediate_size=config.intermediate_size,
+        rms_norm_eps=config.rms_norm_eps,
+        rope=config.rope,
+        qk_norm=qk_norm,
+        qkv_bias=config.attention_bias,
+        o_bias=config.attention_bias,
+        mlp_bias=mlp_bias,
+        activation="silu",
+    )
+
+
+def decoder_parameters(config: ModelConfig, structure: LayerStructure, *, tied: bool) -> tuple[Parameter, ...]:
+    """The arrays in the order in which a forward pass first needs them."""
+    whole = (config.vocab_size, config.hidden_size)
+    arrays = [Parameter(EMBEDDING, (TensorSpec(EMBEDDING, whole),))]
+    for layer in range(config.num_hidden_layers):
+        arrays += _layer_parameters(structure, layer)
+    arrays.append(_single("model.norm.weight", (config.hidden_size,)))
+    if not tied:
+        arrays.append(_single(LM_HEAD, whole))
+    return tuple(arrays)
+
+
+def _single(name: str, shape: tuple[int, ...]) -> Parameter:
+    return Parameter(name, (TensorSpec(name, shape),))
+
+
+def _layer_parameters(structure: LayerStructure, layer: int) -> list[Parameter]:
+    s, prefix = structure, f"model.layers.{layer}."
+    hidden, inner = s.hidden_size, s.intermediate_size
+    rows = {"q_proj": s.q_size, "k_proj": s.kv_size, "v_proj": s.kv_size, "o_proj": hidden}
+    rows |= {"gate_proj": inner, "up_proj": inner, "down_proj": hidden}
+    columns = {"o_proj": s.q_size, "down_proj": inner}
+    biased = {"qkv_proj": s.qkv_bias, "o_proj": s.o_bias, "gate_up_proj": s.mlp_bias, "down_proj": s.mlp_bias}
+    arrays = [_single(prefix + "input_layernorm.weight", (hidden,))]
+    for joined, stored in JOINED.items():
+        sizes = [(name, rows[name.rpartition(".")[2]], columns.get(name.rpartition(".")[2], hidden)) for name in stored]
+        weights = tuple(TensorSpec(f"{prefix}{name}.weight", (n, k)) for name, n, k in sizes)
+        arrays.append(Parameter(f"{prefix}{joined}.weight", weights))
+        if biased[joined]:
+            biases = tuple(TensorSpec(f"{prefix}{name}.bias", (n,)) for name, n, _ in sizes)
+            arrays.append(Parameter(f"{prefix}{joined}.bias", biases))
+    if s.qk_norm:
+        arrays += [_single(f"{prefix}self_attn.{name}_norm.weight", (s.head_dim,)) for name in "qk"]
+    arrays.append(_single(prefix + "post_attention_layernorm.weight", (hidden,)))
+    return arrays
+
+
+def bind(model: ModelDefinition, arrays: Mapping[str, T]) -> DecoderWeights[T]:
+    """Arrays by Parameter name -> typed weights."""
+    layers = []
+    for layer in range(model.config.num_hidden_layers):
+        prefix = f"model.layers.{layer}."
+        layers.append(
+            LayerWeights(
+                input_norm=arrays[prefix + "input_layernorm.weight"],
+                qkv=arrays[prefix + "qkv_proj.weight"],
+                qkv_bias=arrays.get(prefix + "qkv_proj.bias"),
+                q_norm=arrays.get(prefix + "self_attn.q_norm.weight"),
+                k_norm=arrays.get(prefix + "self_attn.k_norm.weight"),
+                o=arrays[prefix + "o_proj.weight"],
+                o_bias=arrays.get(prefix + "o_proj.bias"),
+                post_norm=arrays[prefix + "post_attention_layernorm.weight"],
+                gate_up=arrays[prefix + "gate_up_proj.weight"],
+                gate_up_bias=arrays.get(prefix + "gate_up_proj.bias"),
+                down=arrays[prefix + "down_proj.weight"],
+                down_bias=arrays.get(prefix + "down_proj.bias"),
+            )
+        )
+    embedding = arrays[EMBEDDING]
+    lm_head = embedding if model.tied else arrays[LM_HEAD]
+    return DecoderWeights(embedding, tuple(layers), arrays["model.norm.weight"], lm_head)
+
+
+def forward(
+    ops: Backend[T], model: ModelDefinition, weights: DecoderWeights[T], cache: KvCache, token_ids: Sequence[int]
+) -> T:
+    """Hidden states after the last layer, before the final norm: [T, D]. Room is reserved; nothing is committed."""
+    layers = DecoderPass(ops, model.structure, cache)
+    x = ops.embedding(weights.embedding, token_ids)  # [T, D]
+    for index, layer in enumerate(weights.layers):
+        x = layers.layer(index, layer, x)
+    return x
+
+
+def logits(ops: Backend[T], model: ModelDefinition, weights: DecoderWeights[T], hidden: T) -> T:
+    """Final norm and output head: hidden [T, D] -> [T, V]."""
+    x = ops.rms_norm(hidden, weights.norm, model.structure.rms_norm_eps)
+    return ops.linear(x, weights.lm_head, None)
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderPass(Generic[T]):
+    """One pass of some tokens through the layers. The tokens come after the committed ones of `cache`."""
+
+    ops: Backend[T]
+    structure: LayerStructure
+    cache: KvCache
+
+    def layer(self, index: int, weights: LayerWeights[T], x: T) -> T:
+        """One pre-norm layer on x [T, D], which is spent."""
+        ops, eps = self.ops, self.structure.rms_norm_eps
+        x = ops.add(x, self.attention(index, weights, ops.rms_norm(x, weights.input_norm, eps)))
+        return ops.add(x, self.gated_mlp(weights, ops.rms_norm(x, weights.post_norm, eps)))
+
+    def attention(self, index: int, weights: LayerWeights[T], x: T) -> T:
+        """Self-attention of x [T, D] -> [T, D]; its keys and values are written to the cache."""
+        ops, start = self.ops, self.cache.length
+        qkv = ops.linear(x, weights.qkv, weights.qkv_bias)  # [T, (H + 2K)·d]
+        q, k, v = ops.split_qkv(qkv, self.structure)
+        if weights.q_norm is not None and weights.k_norm is not None:
+            q = ops.rms_norm(q, weights.q_norm, self.structure.rms_norm_eps)
+            k = ops.rms_norm(k, weights.k_norm, self.structure.rms_norm_eps)
+        ops.write_kv(self.cache, index, ops.rope(k, start), v)
+        out = ops.attention(ops.rope(q, start), self.cache, index)  # [T, H·d]
+        return ops.linear(out, weights.o, weights.o_bias)
+
+    def gated_mlp(self, weights: LayerWeights[T], x: T) -> T:
+        """down(act(gate(x)) * up(x)): x [T, D] -> [T, D]."""
+        gate_up = self.ops.linear(x, weights.gate_up, weights.gate_up_bias)  # [T, 2F]
+        inner = self.ops.gated_activation(gate_up, self.structure.activation)
+        return self.ops.linear(inner, weights.down, weights.down_bias)

@@ -1,0 +1,59 @@
+"""What a model declares of itself, apart from any backend: its layer structure and its arrays.
+
+A backend that plans ahead (fused kernels, captured graphs) chooses by LayerStructure, never by the model's name; a
+backend that loads weights follows Parameter, which states as data what is joined.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from tileinfer_core.rope_config import RopeConfig
+    from tileinfer_core.weights import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStructure:
+    """One decoder layer; all layers of a model are alike.
+
+    pre-norm: x += O(attention(norm(x))), then x += down(act(gate(norm(x))) * up(norm(x))). `qk_norm` is an RMS norm
+    over head_dim of every query and key head, before the rotary embedding.
+    """
+
+    hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    qk_norm: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    activation: Literal["silu"]
+    mlp: Literal["gated"] = "gated"
+    norm_placement: Literal["pre"] = "pre"
+
+    @property
+    def q_size(self) -> int:
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_key_value_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One array of the running model: the stored tensors `parts`, joined along their first axis in this order."""
+
+    name: str
+    parts: tuple[TensorSpec, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        rows = sum(part.shape[0] for part in self.parts)
+        return (rows, *self.parts[0].shape[1:])

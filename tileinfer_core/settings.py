@@ -1,0 +1,182 @@
+"""What the user has set outside the command line: environment variables and the config file.
+
+Each value travels with its origin, so that `show` and `/params` can say where it came from. An unknown key, a
+value of the wrong type or a file that is not TOML is an error: a setting that is ignored in silence is worse than
+none. Ranges are checked where the values are used, by the same code that checks the flags.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from tileinfer_core.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+T = TypeVar("T")
+
+DEFAULT_MODEL = "demo"
+BACKENDS = ("auto", "cuda", "cpu")
+
+_SAMPLING_TYPES: Mapping[str, type] = MappingProxyType(
+    {
+        "temperature": float,
+        "top_k": int,
+        "top_p": float,
+        "min_p": float,
+        "repetition_penalty": float,
+        "presence_penalty": float,
+        "frequency_penalty": float,
+        "seed": int,
+    }
+)
+_TOP_TYPES: Mapping[str, type] = MappingProxyType(
+    {
+        "model": str,
+        "backend": str,
+        "context": int,
+        "max_tokens": int,
+        "system": str,
+        "models_dir": str,
+        "state_dir": str,
+        "sampling": dict,
+        "aliases": dict,
+    }
+)
+_TYPE_WORDS = {str: "a string", int: "a whole number", float: "a number", dict: "a table"}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting(Generic[T]):
+    """A value and who chose it, such as "--temperature", "TILEINFER_MODEL", "config file" or "default"."""
+
+    value: T
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The environment and the config file, read once at the start of a command.
+
+    `sampling` holds only what the config file sets. `aliases` are the user's own names for models.
+    """
+
+    config_path: Path
+    model: Setting[str]
+    backend: Setting[str]
+    context: Setting[int | None]
+    max_tokens: Setting[int | None]
+    system: Setting[str | None]
+    models_dir: Setting[Path]
+    state_dir: Setting[Path]
+    sampling: Mapping[str, Setting[float | int]] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def history_path(self) -> Path:
+        return self.state_dir.value / "history"
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None, config_path: Path | None = None) -> Settings:
+        """Read the config file (absent: nothing set) and the environment, which wins over it.
+
+        Raises:
+            UsageError: naming the key or variable, the file, and what was found.
+        """
+        environ = os.environ if environ is None else environ
+        path = config_path or default_config_path(environ)
+        return _merge(environ, path, _read(path))
+
+
+def default_config_path(environ: Mapping[str, str]) -> Path:
+    """$TILEINFER_CONFIG, else tileinfer/config.toml under $XDG_CONFIG_HOME (default ~/.config)."""
+    if explicit := environ.get("TILEINFER_CONFIG"):
+        return Path(explicit).expanduser()
+    return _xdg(environ, "XDG_CONFIG_HOME", ".config") / "tileinfer" / "config.toml"
+
+
+def _xdg(environ: Mapping[str, str], variable: str, fallback: str) -> Path:
+    """A base directory of the XDG specification, which says to ignore relative values."""
+    value = Path(environ.get(variable, ""))
+    return value if value.is_absolute() else _home(environ) / fallback
+
+
+def _home(environ: Mapping[str, str]) -> Path:
+    return Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            table = tomllib.load(file)
+    except FileNotFoundError:
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not valid TOML: {error}") from None
+    except OSError as error:
+        raise UsageError(f"{path}: the config file can't be read: {error.strerror}") from None
+    _check_table(table, _TOP_TYPES, path, "")
+    _check_table(table.get("sampling", {}), _SAMPLING_TYPES, path, "sampling.")
+    for alias, target in table.get("aliases", {}).items():
+        _check_type(target, str, path, f"aliases.{alias}")
+    return table
+
+
+def _check_table(table: Mapping[str, Any], types: Mapping[str, type], path: Path, prefix: str) -> None:
+    for key, value in table.items():
+        if key not in types:
+            raise UsageError(
+                f"{path}: unknown setting {prefix + key!r}",
+                hint=f"known settings: {', '.join(prefix + k for k in types)}",
+            )
+        _check_type(value, types[key], path, prefix + key)
+
+
+def _check_type(value: object, wanted: type, path: Path, key: str) -> None:
+    fits = type(value) in ((int, float) if wanted is float else (wanted,))  # bool is not a number here
+    if not fits:
+        raise UsageError(f"{path}: {key} must be {_TYPE_WORDS[wanted]}, found {value!r}")
+
+
+def _merge(environ: Mapping[str, str], path: Path, table: dict[str, Any]) -> Settings:
+    def pick(key: str, variable: str | None, default: Any) -> Setting[Any]:
+        if variable and environ.get(variable):
+            return Setting(environ[variable], variable)
+        return Setting(table[key], "config file") if key in table else Setting(default, "default")
+
+    backend = pick("backend", "TILEINFER_BACKEND", "auto")
+    if backend.value not in BACKENDS:
+        raise UsageError(f"{backend.origin}: backend must be one of {', '.join(BACKENDS)}, found {backend.value!r}")
+    models_dir = _xdg(environ, "XDG_DATA_HOME", ".local/share") / "tileinfer"
+    state_dir = _xdg(environ, "XDG_STATE_HOME", ".local/state") / "tileinfer"
+    return Settings(
+        config_path=path,
+        model=pick("model", "TILEINFER_MODEL", DEFAULT_MODEL),
+        backend=backend,
+        context=_positive(pick("context", None, None), "context"),
+        max_tokens=_positive(pick("max_tokens", None, None), "max_tokens"),
+        system=pick("system", None, None),
+        models_dir=_folder(pick("models_dir", "TILEINFER_HOME", models_dir), environ),
+        state_dir=_folder(pick("state_dir", None, state_dir), environ),
+        sampling={key: Setting(value, "config file") for key, value in table.get("sampling", {}).items()},
+        aliases=dict(table.get("aliases", {})),
+    )
+
+
+def _positive(setting: Setting[int | None], key: str) -> Setting[int | None]:
+    if setting.value is not None and setting.value < 1:
+        raise UsageError(f"{setting.origin}: {key} must be at least 1, found {setting.value}")
+    return setting
+
+
+def _folder(setting: Setting[Any], environ: Mapping[str, str]) -> Setting[Path]:
+    """The setting as an absolute path, with a leading ~ opened."""
+    text = str(setting.value)
+    path = _home(environ) / text[2:] if text.startswith("~/") else Path(text)
+    return Setting(path.absolute(), setting.origin)
