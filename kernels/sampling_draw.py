@@ -11,6 +11,8 @@ counter = (step, 0, 0, 0); u = its first word's top 24 bits * 2^-24.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import cuda.tile as ct
 
 from kernels.sampling_layout import (
@@ -25,7 +27,7 @@ from kernels.sampling_layout import (
     read,
 )
 
-CI = ct.Constant[int]
+CI: TypeAlias = ct.Constant[int]
 NEG_INF = ct.PaddingMode.NEG_INF
 ZERO = ct.PaddingMode.ZERO
 LOG2_E = 1.4426950408889634
