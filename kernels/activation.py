@@ -14,24 +14,18 @@ Refuses: rows that a 16-byte load does not divide.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
 from kernels.launch import check_array
-from kernels.shapes import MODELS
+from kernels.notation import HALF, ZERO, Bool, Int
 from kernels.specs import ArraySpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from kernels.catalogue import Case
     from kernels.launch import Launcher
+    from kernels.shapes import ModelShape
 
-Int: TypeAlias = ct.Constant[int]
-Bool: TypeAlias = ct.Constant[bool]
-ZERO = ct.PaddingMode.ZERO
-HALF = ("bfloat16", "float16")
 BETA = 0.5
 EPSILON = -1e-6
 
@@ -125,17 +119,10 @@ def _check_width(op: str, width: int) -> None:
         raise ValueError(f"{op}: rows of {width} elements, expected a multiple of 8 (16 bytes)")
 
 
-def compile_cases(arch: str) -> Iterator[Case]:
-    from kernels.catalogue import Case
-
-    del arch
-    for name, m in MODELS.items():
-
-        def run(launcher: Any, m: Any = m) -> None:
-            y = ArraySpec((512, m.ffn), "bfloat16")
-            if m.activation == "xielu":
-                xielu(launcher, ArraySpec((512, m.ffn), "bfloat16"), ArraySpec(2, "float32"), y)
-            else:
-                swiglu(launcher, ArraySpec((512, 2 * m.ffn), "bfloat16"), y)
-
-        yield Case(name, run)
+def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
+    """The activation of a prompt in chunks of 512 tokens."""
+    y = ArraySpec((512, model.ffn), dtype)
+    if model.activation == "xielu":
+        xielu(launcher, ArraySpec((512, model.ffn), dtype), ArraySpec(2, "float32"), y)
+    else:
+        swiglu(launcher, ArraySpec((512, 2 * model.ffn), dtype), y)

@@ -9,24 +9,19 @@ It refuses logits that are not float32. NaN logits are the caller's bug: `first_
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
 from kernels.configs import config as table_config
 from kernels.launch import check_array
+from kernels.notation import NEG_INF, ZERO, Int
 from kernels.sampling_layout import MASKED_LOGIT, STATE_WORDS, advance
-from kernels.shapes import MODELS
-from kernels.specs import ArraySpec, Case
+from kernels.specs import ArraySpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from kernels.launch import Launcher
-
-CI: TypeAlias = ct.Constant[int]
-ZERO = ct.PaddingMode.ZERO
-NEG_INF = ct.PaddingMode.NEG_INF
+    from kernels.shapes import ModelShape
 
 
 @dataclass(frozen=True)
@@ -57,7 +52,7 @@ def first_max(value_a, position_a, value_b, position_b):
 
 
 @ct.kernel
-def argmax_chunk_kernel(logits, partial_values, partial_ids, CHUNK: CI, VOCAB: CI, PDL: CI):
+def argmax_chunk_kernel(logits, partial_values, partial_ids, CHUNK: Int, VOCAB: Int, PDL: Int):
     """partial[i] = (max, first position of the max) of logits[i * CHUNK : (i + 1) * CHUNK].
 
     logits [V'] float32, V' >= VOCAB; partial_values [chunks] float32; partial_ids [chunks] int32.
@@ -78,7 +73,7 @@ def argmax_chunk_kernel(logits, partial_values, partial_ids, CHUNK: CI, VOCAB: C
 
 
 @ct.kernel
-def argmax_merge_kernel(partial_values, partial_ids, state, sampled, length, ids, PARTIALS: CI, PDL: CI):
+def argmax_merge_kernel(partial_values, partial_ids, state, sampled, length, ids, PARTIALS: Int, PDL: Int):
     """sampled[0] = ids[step % R] = the id whose partial value is largest, ties to the smaller id.
 
     partial_values [n] float32, partial_ids [n] int32, n <= PARTIALS; state [8], sampled, length [1], ids [R] int32.
@@ -165,19 +160,17 @@ def power_of_two(count: int) -> int:
     return max(128, 1 << (count - 1).bit_length())
 
 
-def compile_cases(arch: str) -> Iterator[Case]:
-    """Each vocabulary."""
-    for name, model in MODELS.items():
-        yield Case(name, lambda launcher, v=model.vocab: _record(launcher, arch, v))  # type: ignore[misc]
-
-
-def _record(launcher: Any, arch: str, vocab: int) -> None:
-    """A greedy choice over arrays without memory."""
-    config = ArgmaxConfig(**table_config("argmax", arch, vocab=vocab))
-    chunks = -(-vocab // config.chunk)
+def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
+    """A greedy choice over the vocabulary."""
+    del dtype  # logits are float32
+    config = ArgmaxConfig(**table_config("argmax", launcher.arch, vocab=model.vocab))
+    chunks = -(-model.vocab // config.chunk)
     partials = (ArraySpec(chunks, "float32"), ArraySpec(chunks, "int32"))
-    outputs = SampleOutputs(
-        ArraySpec(1, "int32"), ArraySpec(1, "int32"), ArraySpec(64, "int32"), ArraySpec(64, "float32")
-    )
-    logits, state = ArraySpec((1, vocab), "float32"), ArraySpec(STATE_WORDS, "int32")
-    argmax(launcher, logits, *partials, state, outputs, vocab=vocab, config=config)
+    logits, state = ArraySpec((1, model.vocab), "float32"), ArraySpec(STATE_WORDS, "int32")
+    argmax(launcher, logits, *partials, state, output_specs(), vocab=model.vocab, config=config)
+
+
+def output_specs() -> SampleOutputs:
+    """The outputs without memory, with a ring of 64 steps."""
+    one = ArraySpec(1, "int32")
+    return SampleOutputs(one, one, ArraySpec(64, "int32"), ArraySpec(64, "float32"))

@@ -22,30 +22,23 @@ several goes through kernels/attention_prefill.py).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 import cuda.tile as ct
 
 from kernels import configs
-from kernels.kv_write import PAGE, check_heads, check_pools, check_rope, optional_gain
 from kernels.launch import check_array, with_hints
+from kernels.notation import LOG2E, PAGE, ZERO, Bool, Float, Int
+from kernels.paged_cache import check_heads, check_pools, check_rope, optional_gain, pool_specs
 from kernels.rope_tiles import gain_halves, rotated
-from kernels.shapes import MODELS
 from kernels.specs import ArraySpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from kernels.catalogue import Case
     from kernels.launch import Launcher
+    from kernels.shapes import ModelShape
 
-Int: TypeAlias = ct.Constant[int]
-Bool: TypeAlias = ct.Constant[bool]
-Float: TypeAlias = ct.Constant[float]
-ZERO = ct.PaddingMode.ZERO
 COLUMNS = 8
 NEVER = -1.0e30  # a masked score; finite, so that a split without positions merges with weight 0
-LOG2E = 1.4426950408889634
 CONTEXTS = (512, 1024, 2048)  # largest contexts of the page form's graphs; beyond, one graph serves all
 
 
@@ -323,25 +316,15 @@ def _workspace(op: str, workspace: Any, config: AttentionConfig, heads: int, kv_
     return parts, workspace[sums:need].reshape(kv_heads, slots, 2, COLUMNS)
 
 
-def compile_cases(arch: str) -> Iterator[Case]:
-    from kernels.catalogue import Case
-
-    for name, m in MODELS.items():
-
-        def run(launcher: Any, m: Any = m) -> None:
-            pages = 64 * m.kv_heads
-            for context in (*CONTEXTS, 4096):
-                config = attention_config(arch, m.kv_heads, context)
-                gain = ArraySpec((1, m.head_dim), "bfloat16") if m.qk_norm else None
-                cos, sin = (ArraySpec((4096, m.head_dim // 2), "float32") for _ in range(2))
-                size = workspace_floats(config, m.heads, m.kv_heads, m.head_dim)
-                attention_decode(
-                    launcher, ArraySpec((1, m.qkv_rows), "bfloat16"), gain, gain, cos, sin,
-                    ArraySpec((pages * PAGE, m.head_dim), "bfloat16"),
-                    ArraySpec((pages * m.head_dim, PAGE), "bfloat16"),
-                    ArraySpec(64, "int32"), ArraySpec(1, "int32"), ArraySpec(size, "float32"),
-                    ArraySpec((1, m.attention_width), "bfloat16"), kv_heads=m.kv_heads, head_dim=m.head_dim,
-                    context=context,
-                )  # fmt: skip
-
-        yield Case(name, run)
+def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
+    """One token in each context bucket."""
+    heads = {"kv_heads": model.kv_heads, "head_dim": model.head_dim}
+    gain = ArraySpec((1, model.head_dim), dtype) if model.qk_norm else None
+    cos, sin = (ArraySpec((4096, model.head_dim // 2), "float32") for _ in range(2))
+    k_pool, v_pool = pool_specs(model, dtype)
+    qkv, out = ArraySpec((1, model.qkv_rows), dtype), ArraySpec((1, model.attention_width), dtype)
+    for context in (*CONTEXTS, 4096):
+        config = attention_config(launcher.arch, model.kv_heads, context)
+        workspace = ArraySpec(workspace_floats(config, model.heads, **heads), "float32")
+        arrays = (qkv, gain, gain, cos, sin, k_pool, v_pool, ArraySpec(64, "int32"), ArraySpec(1, "int32"))
+        attention_decode(launcher, *arrays, workspace, out, **heads, context=context)

@@ -13,27 +13,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
 from kernels.configs import config as table_config
 from kernels.launch import check_array, with_hints
-from kernels.shapes import MODELS, ModelShape
-from kernels.specs import ArraySpec, Case
+from kernels.notation import HALF, LOG2E, PAGE, ZERO, Float, Int
+from kernels.paged_cache import check_pools, pool_specs
+from kernels.specs import ArraySpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from kernels.launch import Launcher
+    from kernels.shapes import ModelShape
 
-CI: TypeAlias = ct.Constant[int]
-CF: TypeAlias = ct.Constant[float]
-ZERO = ct.PaddingMode.ZERO
-PAGE = 64  # tokens; below 64 the products miss the tensor cores
 MASKED_SCORE = -1.0e30  # finite: a tile's first maximum is never minus this, so no inf - inf
-LOG2_E = 1.4426950408889634
-HALF = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -57,7 +51,7 @@ class AttentionPrefillConfig:
         return {name: value for name, value in hints.items() if value}
 
 
-def page_scores(q, k_pool, row, latency, TILE_Q: CI, DIM: CI, WANTED: CI):
+def page_scores(q, k_pool, row, latency, TILE_Q: Int, DIM: Int, WANTED: Int):
     """Scores [TILE_Q, PAGE] of the queries with the keys at tile row `row` of the pool; zeros where not WANTED."""
     if not WANTED:
         return ct.zeros((TILE_Q, PAGE), dtype=ct.float32)
@@ -65,7 +59,7 @@ def page_scores(q, k_pool, row, latency, TILE_Q: CI, DIM: CI, WANTED: CI):
     return ct.mma(q, keys, ct.zeros((TILE_Q, PAGE), dtype=ct.float32))
 
 
-def absorb(score, v_pool, row, latency, maximum, total, acc, SCALE: CF, DIM: CI):
+def absorb(score, v_pool, row, latency, maximum, total, acc, SCALE: Float, DIM: Int):
     """One page of the online soft-max: (maximum, total, acc) with the page's scores and values taken in."""
     highest = ct.maximum(maximum, ct.max(score, axis=1, keepdims=True))
     decay = ct.exp2((maximum - highest) * SCALE)
@@ -75,7 +69,7 @@ def absorb(score, v_pool, row, latency, maximum, total, acc, SCALE: CF, DIM: CI)
     return highest, total, ct.mma(weights.astype(v_pool.dtype), values, acc * decay)
 
 
-def pool_row(block_table, page, last_page, kv_head, KV_HEADS: CI):
+def pool_row(block_table, page, last_page, kv_head, KV_HEADS: Int):
     """Tile row in the pools of the sequence's page `page`; past the last page, that page again."""
     entry = ct.load(block_table, index=(ct.minimum(page, last_page),), shape=(), allow_tma=False).item()
     return entry * KV_HEADS + kv_head
@@ -83,8 +77,8 @@ def pool_row(block_table, page, last_page, kv_head, KV_HEADS: CI):
 
 @ct.kernel
 def attention_prefill_kernel(
-    q, k_pool, v_pool, block_table, start, out, SCALE: CF, GROUP: CI, KV_HEADS: CI,
-    TILE_Q: CI, DIM: CI, AHEAD: CI, LATENCY: CI, PDL: CI,
+    q, k_pool, v_pool, block_table, start, out, SCALE: Float, GROUP: Int, KV_HEADS: Int,
+    TILE_Q: Int, DIM: Int, AHEAD: Int, LATENCY: Int, PDL: Int,
 ):  # fmt: skip
     """out[i, h] = sum over positions j <= start + i of softmax_j(q[i, h] . k[j, h / GROUP] * scale) v[j, h / GROUP].
 
@@ -167,14 +161,7 @@ def attention_prefill(
             f"attention_prefill: q has {width} columns, expected a multiple of {kv_heads} KV heads * {head_dim}"
         )
     dtype = str(q.dtype)
-    check_array("attention_prefill: k_pool", k_pool, (None, head_dim), dtype, align=16)
-    key_rows = int(k_pool.shape[0])
-    if key_rows % (kv_heads * PAGE):
-        raise ValueError(
-            f"attention_prefill: k_pool has {key_rows} rows, expected a multiple of {kv_heads} heads * {PAGE}"
-        )
-    check_array("attention_prefill: v_pool", v_pool, (key_rows // PAGE * head_dim, PAGE), dtype, align=16)
-    check_array("attention_prefill: block_table", block_table, (None,), "int32")
+    check_pools("attention_prefill", k_pool, v_pool, block_table, kv_heads, head_dim, dtype)
     if tokens > int(block_table.shape[0]) * PAGE:
         raise ValueError(
             f"attention_prefill: {tokens} tokens, but block_table has {int(block_table.shape[0])} pages of {PAGE}"
@@ -182,7 +169,7 @@ def attention_prefill(
     check_array("attention_prefill: start", start, (1,), "int32")
     check_array("attention_prefill: out", out, (tokens, width), dtype, align=16)
     heads = width // head_dim
-    log2_scale = (head_dim**-0.5 if scale is None else scale) * LOG2_E
+    log2_scale = (head_dim**-0.5 if scale is None else scale) * LOG2E
     if not (math.isfinite(log2_scale) and log2_scale > 0):
         raise ValueError(f"attention_prefill: scale is {scale}, expected a positive number")
     sizes = (heads // kv_heads, kv_heads, config.tile_q, head_dim)
@@ -191,18 +178,9 @@ def attention_prefill(
     launcher(with_hints(attention_prefill_kernel, **config.hints), (heads, -(-tokens // config.tile_q), 1), args)
 
 
-def compile_cases(arch: str) -> Iterator[Case]:
-    """Every model's heads, both half-precision types."""
-    for name, model in MODELS.items():
-        for dtype in HALF:
-            yield Case(name, lambda launcher, m=model, d=dtype: _record(launcher, arch, m, d))  # type: ignore[misc]
-
-
-def _record(launcher: Any, arch: str, model: ModelShape, dtype: str) -> None:
-    """One chunk over arrays without memory."""
-    config = AttentionPrefillConfig(**table_config("attention_prefill", arch, head_dim=model.head_dim))
+def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
+    """A chunk of 512 tokens."""
+    config = AttentionPrefillConfig(**table_config("attention_prefill", launcher.arch, head_dim=model.head_dim))
     q = ArraySpec((512, model.attention_width), dtype)
-    k_pool = ArraySpec((64 * model.kv_heads * PAGE, model.head_dim), dtype)
-    v_pool = ArraySpec((64 * model.kv_heads * model.head_dim, PAGE), dtype)
-    arrays = (q, k_pool, v_pool, ArraySpec(64, "int32"), ArraySpec(1, "int32"), q)
+    arrays = (q, *pool_specs(model, dtype), ArraySpec(64, "int32"), ArraySpec(1, "int32"), q)
     attention_prefill(launcher, *arrays, kv_heads=model.kv_heads, head_dim=model.head_dim, config=config)

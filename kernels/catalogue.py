@@ -2,11 +2,12 @@
 
 A family module joins by being named in FAMILIES and defining
 
-    def compile_cases(arch: str) -> Iterator[Case]
+    def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None
 
-where each Case (from kernels.specs) calls the family's wrapper with ArraySpecs:
+which calls the family's wrappers with ArraySpecs as a model of that shape, in that half-precision type, makes them:
 
-    yield Case("Qwen3-4B", lambda launcher: rms_norm(launcher, ArraySpec((1, 2560), "bfloat16"), …))
+    x, y = ArraySpec((512, model.hidden), "float32"), ArraySpec((512, model.hidden), dtype)
+    rms_norm(launcher, x, ArraySpec((1, model.hidden), dtype), y, eps=1e-6)
 
 A kernel with an mma must reach the tensor cores, and none may spill; a spill that is worth its price is stated in the
 family's KNOWN_SPILLS = {("kernel_name", "sm_90"): (most, "reason")}, `most` in stack bytes plus LDL and STL.
@@ -20,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.compile import TARGETS, Compiled, distinct
 from kernels.configs import number
-from kernels.specs import Case, Recorded, RecordingLauncher
+from kernels.shapes import ModelShape, variants
+from kernels.specs import Recorded, RecordingLauncher
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -34,6 +36,7 @@ FAMILIES: tuple[str, ...] = (
     "kernels.kv_write",
     "kernels.linear",
     "kernels.linear_prefill",
+    "kernels.linear_tokens",
     "kernels.norm",
     "kernels.rope",
     "kernels.sampling",
@@ -41,6 +44,9 @@ FAMILIES: tuple[str, ...] = (
 
 # Shared memory one block may have, in bytes (CUDA programming guide, compute capabilities)
 SHARED_LIMIT = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 103: 232_448, 120: 101_376}
+
+
+Model = tuple[str, ModelShape, str]  # name, shape, type of its weights
 
 
 @dataclass(frozen=True)
@@ -53,42 +59,42 @@ class Entry:
     record: Recorded
 
 
-def entries(
-    arch: str, *, models: Iterable[str] | None = None, families: Iterable[str] | None = None
-) -> Iterator[Entry]:
+def known_models() -> list[Model]:
+    """Every shape of kernels.shapes in every type that it is compiled in."""
+    return [(name, shape, dtype) for dtype, models in variants().items() for name, shape in models]
+
+
+def entries(arch: str, *, models: Iterable[Model] | None = None, families: Iterable[str] = FAMILIES) -> Iterator[Entry]:
     """Distinct kernels for `arch`: plain, and under programmatic dependent launch where the target has it.
 
     Args:
-        models: only shapes of these models, and those of no one model; None means all.
-        families: only these modules, such as "kernels.norm"; None means all.
+        models: whose shapes to record; None means known_models().
+        families: modules, such as "kernels.norm".
     """
-    wanted = None if models is None else {*models, ""}
-    for family in FAMILIES if families is None else families:
-        cases = [case for case in _cases(family, arch) if wanted is None or case.model in wanted]
+    wanted = known_models() if models is None else list(models)
+    for family in families:
         for pdl in (False, True) if number(arch) >= 90 else (False,):
-            yield from _record(family, arch, cases, pdl=pdl)
+            yield from _record(family, arch, wanted, pdl=pdl)
 
 
-def _cases(family: str, arch: str) -> list[Case]:
-    return list(importlib.import_module(family).compile_cases(arch))
-
-
-def _record(family: str, arch: str, cases: list[Case], *, pdl: bool) -> Iterator[Entry]:
+def _record(family: str, arch: str, wanted: list[Model], *, pdl: bool) -> Iterator[Entry]:
     """Each distinct kernel once, with every model that uses it."""
-    origin: list[tuple[str, Recorded]] = []
-    for case in cases:
+    first: dict[Any, Recorded] = {}
+    users: dict[Any, dict[str, None]] = {}
+    module = importlib.import_module(family)
+    for name, shape, dtype in wanted:
         launcher = RecordingLauncher(arch, pdl=pdl)
-        case.launch(launcher)
-        origin.extend((case.model, record) for record in launcher.records)
-    models: dict[Any, dict[str, None]] = {}
-    for model, record in origin:
-        models.setdefault(record.identity(), {})[model] = None
-    for record in distinct(record for _, record in origin):
-        yield Entry(family, tuple(filter(None, models[record.identity()])), pdl, record)
+        module.model_launches(launcher, shape, dtype)
+        for record in launcher.records:
+            identity = record.identity()
+            first.setdefault(identity, record)
+            users.setdefault(identity, {})[name] = None
+    for identity, record in first.items():
+        yield Entry(family, tuple(users[identity]), pdl, record)
 
 
-def records(arch: str, *, models: Iterable[str] | None = None) -> list[Recorded]:
-    """What to compile so that a model (or every model) starts without a compiler."""
+def records(arch: str, *, models: Iterable[Model] | None = None) -> list[Recorded]:
+    """What to compile so that a model (or every known one) starts without a compiler."""
     return distinct(entry.record for entry in entries(arch, models=models))
 
 
@@ -108,4 +114,4 @@ def faults(result: Compiled, family: str) -> list[str]:
     return problems
 
 
-__all__ = ["FAMILIES", "TARGETS", "Case", "Entry", "entries", "faults", "records"]
+__all__ = ["FAMILIES", "TARGETS", "Entry", "Model", "entries", "faults", "known_models", "records"]

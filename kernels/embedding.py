@@ -10,25 +10,18 @@ reads row 0 or the last row, never foreign memory.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
 from kernels.launch import check_array
 from kernels.linear import MAX_TOKENS, check_square_sums, square_slots
-from kernels.shapes import MODELS
+from kernels.notation import HALF, ZERO, Bool, Int
 from kernels.specs import ArraySpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from kernels.catalogue import Case
     from kernels.launch import Launcher
-
-Int: TypeAlias = ct.Constant[int]
-Bool: TypeAlias = ct.Constant[bool]
-ZERO = ct.PaddingMode.ZERO
-HALF = ("bfloat16", "float16")
+    from kernels.shapes import ModelShape
 
 
 @dataclass(frozen=True)
@@ -124,17 +117,10 @@ def _check_table(op: str, ids: Any, table: Any) -> tuple[int, int]:
     return int(table.shape[0]), int(table.shape[1])
 
 
-def compile_cases(arch: str) -> Iterator[Case]:
-    from kernels.catalogue import Case
-
-    for name, m in MODELS.items():
-
-        def run(launcher: Any, m: Any = m) -> None:
-            table = ArraySpec((m.vocab, m.hidden), "bfloat16")
-            embedding(launcher, ArraySpec(512, "int32"), table, ArraySpec((512, m.hidden), "float32"))
-            row = ArraySpec((1, m.hidden), "bfloat16")
-            sums = ArraySpec((1, square_slots(arch, m.hidden, m.ffn)), "float32")
-            stream = ArraySpec((1, m.hidden), "float32")
-            embedding_decode(launcher, ArraySpec(1, "int32"), table, row, stream, row, sums)
-
-        yield Case(name, run)
+def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
+    """A chunk of 512 tokens, and the start of a decode step."""
+    table = ArraySpec((model.vocab, model.hidden), dtype)
+    embedding(launcher, ArraySpec(512, "int32"), table, ArraySpec((512, model.hidden), "float32"))
+    row, stream = ArraySpec((1, model.hidden), dtype), ArraySpec((1, model.hidden), "float32")
+    sums = ArraySpec((1, square_slots(launcher.arch, model.hidden, model.ffn)), "float32")
+    embedding_decode(launcher, ArraySpec(1, "int32"), table, row, stream, row, sums)

@@ -12,27 +12,20 @@ Refuses: head_dim other than 64 and 128, pages other than 64 slots.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
-from kernels.launch import check_array
+from kernels.notation import PAGE, Bool, Float, Int
+from kernels.paged_cache import check_heads, check_pools, check_rope, optional_gain, pool_specs
 from kernels.rope_tiles import gain_halves, rotated
-from kernels.shapes import MODELS
 from kernels.specs import ArraySpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from kernels.catalogue import Case
     from kernels.launch import Launcher
+    from kernels.shapes import ModelShape
 
-Int: TypeAlias = ct.Constant[int]
-Bool: TypeAlias = ct.Constant[bool]
-Float: TypeAlias = ct.Constant[float]
-PAGE = 64
 HALF_PAGE = 32
-HALF = ("bfloat16", "float16")
 
 
 def _token_of(position, first, tokens):
@@ -112,65 +105,9 @@ def kv_write(
     launcher(kv_write_kernel, grid, (*args, gain is not None, launcher.pdl))
 
 
-# -- checks shared with rope.py and attention_decode.py
-
-
-def check_heads(op: str, qkv: Any, kv_heads: int, head_dim: int) -> tuple[int, int]:
-    """Tokens and query heads of a joined QKV row."""
-    if head_dim not in (64, 128):
-        raise ValueError(f"{op}: head_dim is {head_dim}, expected 64 or 128")
-    check_array(f"{op}: qkv", qkv, (None, None), *HALF, align=16)
-    tokens, width = qkv.shape
-    heads, rest = width // head_dim - 2 * kv_heads, width % head_dim
-    if rest or kv_heads < 1 or heads < 1 or heads % kv_heads:
-        raise ValueError(
-            f"{op}: qkv has {width} columns, expected (heads + 2 · {kv_heads}) · {head_dim} with heads a multiple of "
-            f"{kv_heads}"
-        )
-    return int(tokens), heads
-
-
-def check_rope(op: str, cos: Any, sin: Any, start: Any, head_dim: int) -> None:
-    check_array(f"{op}: cos", cos, (None, head_dim // 2), "float32", align=16)
-    check_array(f"{op}: sin", sin, tuple(cos.shape), "float32", align=16)
-    check_array(f"{op}: start", start, (1,), "int32")
-
-
-def check_pools(op: str, k_pool: Any, v_pool: Any, block_table: Any, kv_heads: int, head_dim: int, half: str) -> None:
-    """Pools of whole pages, with fewer than 2³¹ rows (elements may be more: addresses are 64-bit)."""
-    check_array(f"{op}: k_pool", k_pool, (None, head_dim), half, align=16)
-    rows = int(k_pool.shape[0])
-    if rows % (kv_heads * PAGE):
-        raise ValueError(f"{op}: k_pool has {rows} rows, expected a multiple of {kv_heads} KV heads · {PAGE} slots")
-    values = rows // PAGE * head_dim
-    check_array(f"{op}: v_pool", v_pool, (values, PAGE), half, align=16)
-    if max(rows, values) >= 1 << 31:
-        raise ValueError(f"{op}: a pool has {max(rows, values)} rows, at most {(1 << 31) - 1} can be numbered")
-    check_array(f"{op}: block_table", block_table, (None,), "int32")
-
-
-def optional_gain(op: str, gain: Any, stand_in: Any, head_dim: int, half: str) -> Any:
-    """The head norm's weight, or an array that the kernel never reads."""
-    if gain is None:
-        return stand_in
-    check_array(f"{op}: gain", gain, (1, head_dim), half, "float32", align=16)
-    return gain
-
-
-def compile_cases(arch: str) -> Iterator[Case]:
-    from kernels.catalogue import Case
-
-    del arch
-    for name, m in MODELS.items():
-
-        def run(launcher: Any, m: Any = m) -> None:
-            gain = ArraySpec((1, m.head_dim), "bfloat16") if m.qk_norm else None
-            cos, sin = (ArraySpec((4096, m.head_dim // 2), "float32") for _ in range(2))
-            pages = 64 * m.kv_heads
-            kv_write(
-                launcher, ArraySpec((512, m.qkv_rows), "bfloat16"), gain, cos, sin, ArraySpec(1, "int32"),
-                ArraySpec(64, "int32"), ArraySpec((pages * PAGE, m.head_dim), "bfloat16"),
-                ArraySpec((pages * m.head_dim, PAGE), "bfloat16"), kv_heads=m.kv_heads, head_dim=m.head_dim,
-            )  # fmt: skip
-
-        yield Case(name, run)
+def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
+    """A chunk of 512 tokens."""
+    gain = ArraySpec((1, model.head_dim), dtype) if model.qk_norm else None
+    cos, sin = (ArraySpec((4096, model.head_dim // 2), "float32") for _ in range(2))
+    arrays = (ArraySpec((512, model.qkv_rows), dtype), gain, cos, sin, ArraySpec(1, "int32"), ArraySpec(64, "int32"))
+    kv_write(launcher, *arrays, *pool_specs(model, dtype), kv_heads=model.kv_heads, head_dim=model.head_dim)

@@ -20,7 +20,7 @@ Refuses: lengths that a 16-byte load does not divide (multiples of 8), more than
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
@@ -28,20 +28,13 @@ from kernels import configs
 from kernels.activation import silu_times, xielu_of
 from kernels.launch import check_array, with_hints
 from kernels.linear_tokens import TokensConfig, kernel_and_args, residual_kernel_and_args
-from kernels.shapes import MODELS
+from kernels.notation import HALF, ZERO, Bool, Float, Int
 from kernels.specs import ArraySpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from kernels.catalogue import Case
     from kernels.launch import Launcher
+    from kernels.shapes import ModelShape
 
-Int: TypeAlias = ct.Constant[int]
-Bool: TypeAlias = ct.Constant[bool]
-Float: TypeAlias = ct.Constant[float]
-ZERO = ct.PaddingMode.ZERO
-HALF = ("bfloat16", "float16")
 MAX_TOKENS = 8
 PLAIN, SWIGLU, XIELU = 0, 1, 2
 
@@ -329,39 +322,26 @@ def check_square_sums(op: str, square_sums: Any, tokens: int) -> int:
     return slots
 
 
-def compile_cases(arch: str) -> Iterator[Case]:
-    from kernels.catalogue import Case
+def model_launches(launcher: Launcher, model: ModelShape, dtype: str, tokens: int = 1) -> None:
+    """The five products of a step, in their order."""
 
-    def half(*shape: int) -> ArraySpec:
-        return ArraySpec(shape, "bfloat16")
+    def array(*shape: int, of: str = dtype) -> ArraySpec:
+        return ArraySpec(shape, of)
 
-    for name, m in MODELS.items():
-
-        def run(launcher: Any, m: Any = m) -> None:
-            slots = {p: square_slots(arch, m.hidden, m.products[p][1]) for p in ("o", "down")}
-            o, down = (ArraySpec((1, slots[p]), "float32") for p in ("o", "down"))
-            stream, gain, normed = ArraySpec((1, m.hidden), "float32"), half(1, m.hidden), half(1, m.hidden)
-            linear_norm(launcher, normed, down, half(*m.products["qkv"]), half(1, m.qkv_rows), eps=1e-6)
-            linear_residual(launcher, half(1, m.attention_width), half(*m.products["o"]), stream, gain, normed, o)
-            up, act = half(*m.products["up"]), half(1, m.ffn)
-            if m.activation == "xielu":
-                linear_xielu(launcher, normed, o, up, ArraySpec(2, "float32"), act, eps=1e-6)
-            else:
-                linear_swiglu(launcher, normed, o, up, act, eps=1e-6)
-            linear_residual(launcher, act, half(*m.products["down"]), stream, gain, normed, down)
-            linear_norm(
-                launcher, normed, down, half(*m.products["lm_head"]), ArraySpec((1, m.vocab), "float32"), eps=1e-6
-            )
-
-            linear_few = ArraySpec((8, m.hidden), "bfloat16")
-            few = square_slots(arch, m.hidden, m.ffn, 8)
-            eight = ArraySpec((8, few), "float32"), ArraySpec((8, few), "float32")
-            linear_norm(launcher, linear_few, eight[0], half(*m.products["qkv"]), half(8, m.qkv_rows), eps=1e-6)
-            linear_residual(
-                launcher, half(8, m.ffn), half(*m.products["down"]), ArraySpec((8, m.hidden), "float32"), gain,
-                linear_few, eight[0],
-            )  # fmt: skip
-            if m.activation == "swiglu":
-                linear_swiglu(launcher, linear_few, eight[1], up, half(8, m.ffn), eps=1e-6)
-
-        yield Case(name, run)
+    weights = {name: array(*shape) for name, shape in model.products.items()}
+    stream, normed = array(tokens, model.hidden, of="float32"), array(tokens, model.hidden)
+    gain, act = array(1, model.hidden), array(tokens, model.ffn)
+    o_sums, down_sums = (
+        array(tokens, square_slots(launcher.arch, *model.products[name], tokens), of="float32")
+        for name in ("o", "down")
+    )
+    attended, logits = array(tokens, model.attention_width), array(tokens, model.vocab, of="float32")
+    linear_norm(launcher, normed, down_sums, weights["qkv"], array(tokens, model.qkv_rows), eps=1e-6)
+    linear_residual(launcher, attended, weights["o"], stream, gain, normed, o_sums)
+    if model.activation == "xielu":
+        linear_xielu(launcher, normed, o_sums, weights["up"], array(2, of="float32"), act, eps=1e-6)
+    else:
+        linear_swiglu(launcher, normed, o_sums, weights["up"], act, eps=1e-6)
+    linear_residual(launcher, act, weights["down"], stream, gain, normed, down_sums)
+    linear_norm(launcher, normed, down_sums, weights["lm_head"], logits, eps=1e-6)
+    linear(launcher, normed, weights["lm_head"], logits)  # after a prefill, whose last norm is a kernel of its own

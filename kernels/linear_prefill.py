@@ -11,24 +11,19 @@ It is not for decoding: for 1 to 8 rows kernels/linear.py is several times faste
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
 from kernels.activation import silu_times, xielu_of
 from kernels.configs import config as table_config
 from kernels.launch import check_array, with_hints
-from kernels.shapes import MODELS, ModelShape
-from kernels.specs import ArraySpec, Case
+from kernels.notation import HALF, ZERO, Int
+from kernels.specs import ArraySpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from kernels.launch import Launcher
-
-CI: TypeAlias = ct.Constant[int]
-ZERO = ct.PaddingMode.ZERO
-HALF = ("bfloat16", "float16")
+    from kernels.shapes import ModelShape
 
 
 @dataclass(frozen=True)
@@ -58,7 +53,7 @@ class LinearPrefillConfig:
         return {name: value for name, value in hints.items() if value}
 
 
-def result_tile(rows, columns, GROUP: CI):
+def result_tile(rows, columns, GROUP: Int):
     """(m, n) of this block: column tiles outermost in groups of GROUP row tiles, rows fastest."""
     block = ct.bid(0)
     group = block // (GROUP * columns)
@@ -68,19 +63,19 @@ def result_tile(rows, columns, GROUP: CI):
     return first + within % height, within // height
 
 
-def load_x(x, m, k, TILE_M: CI, TILE_K: CI, LATENCY: CI):
+def load_x(x, m, k, TILE_M: Int, TILE_K: Int, LATENCY: Int):
     """Tile [TILE_M, TILE_K] of x."""
     latency = ct.static_eval(LATENCY or None)
     return ct.load(x, index=(m, k), shape=(TILE_M, TILE_K), padding_mode=ZERO, latency=latency)
 
 
-def load_w(w, k, n, TILE_K: CI, TILE_N: CI, LATENCY: CI):
+def load_w(w, k, n, TILE_K: Int, TILE_N: Int, LATENCY: Int):
     """Tile [TILE_K, TILE_N] of the weight's transpose."""
     latency = ct.static_eval(LATENCY or None)
     return ct.load(w, index=(k, n), shape=(TILE_K, TILE_N), order=(1, 0), padding_mode=ZERO, latency=latency)
 
 
-def own_product(x, w, bias, TILE_M: CI, TILE_N: CI, TILE_K: CI, GROUP: CI, LATENCY: CI, BIAS: CI):
+def own_product(x, w, bias, TILE_M: Int, TILE_N: Int, TILE_K: Int, GROUP: Int, LATENCY: Int, BIAS: Int):
     """(product + bias, m, n) for this block."""
     rows = ct.num_tiles(x, axis=0, shape=(TILE_M, TILE_K))
     m, n = result_tile(rows, ct.num_tiles(w, axis=0, shape=(TILE_N, TILE_K)), GROUP)
@@ -94,7 +89,9 @@ def own_product(x, w, bias, TILE_M: CI, TILE_N: CI, TILE_K: CI, GROUP: CI, LATEN
 
 
 @ct.kernel
-def linear_prefill_kernel(x, w, bias, y, TILE_M: CI, TILE_N: CI, TILE_K: CI, GROUP: CI, LATENCY: CI, BIAS: CI, PDL: CI):
+def linear_prefill_kernel(
+    x, w, bias, y, TILE_M: Int, TILE_N: Int, TILE_K: Int, GROUP: Int, LATENCY: Int, BIAS: Int, PDL: Int
+):
     """y = x W^T + bias.
 
     x [T, K], w [N, K], bias [N], y [T, N], all BF16 or all FP16.
@@ -111,7 +108,7 @@ def linear_prefill_kernel(x, w, bias, y, TILE_M: CI, TILE_N: CI, TILE_K: CI, GRO
 
 @ct.kernel
 def linear_prefill_residual_kernel(
-    x, w, bias, residual, TILE_M: CI, TILE_N: CI, TILE_K: CI, GROUP: CI, LATENCY: CI, BIAS: CI, PDL: CI
+    x, w, bias, residual, TILE_M: Int, TILE_N: Int, TILE_K: Int, GROUP: Int, LATENCY: Int, BIAS: Int, PDL: Int
 ):
     """residual += x W^T + bias.
 
@@ -130,7 +127,7 @@ def linear_prefill_residual_kernel(
 
 @ct.kernel
 def linear_prefill_swiglu_kernel(
-    x, w, bias, y, TILE_M: CI, TILE_N: CI, TILE_K: CI, GROUP: CI, LATENCY: CI, BIAS: CI, PDL: CI
+    x, w, bias, y, TILE_M: Int, TILE_N: Int, TILE_K: Int, GROUP: Int, LATENCY: Int, BIAS: Int, PDL: Int
 ):
     """y = silu(x G^T + bias_g) * (x U^T + bias_u); gate and up rows interleaved, w[2j] = G[j], w[2j + 1] = U[j].
 
@@ -151,7 +148,7 @@ def linear_prefill_swiglu_kernel(
 
 @ct.kernel
 def linear_prefill_split_swiglu_kernel(
-    x, w, bias, y, TILE_M: CI, TILE_N: CI, TILE_K: CI, GROUP: CI, LATENCY: CI, BIAS: CI, PDL: CI
+    x, w, bias, y, TILE_M: Int, TILE_N: Int, TILE_K: Int, GROUP: Int, LATENCY: Int, BIAS: Int, PDL: Int
 ):
     """The same SwiGLU with two accumulators; w [F, 2K] and bias [F, 2] are views: row j = gate row j, then up row j.
 
@@ -182,7 +179,7 @@ def linear_prefill_split_swiglu_kernel(
 
 @ct.kernel
 def linear_prefill_xielu_kernel(
-    x, w, bias, alphas, y, TILE_M: CI, TILE_N: CI, TILE_K: CI, GROUP: CI, LATENCY: CI, BIAS: CI, PDL: CI
+    x, w, bias, alphas, y, TILE_M: Int, TILE_N: Int, TILE_K: Int, GROUP: Int, LATENCY: Int, BIAS: Int, PDL: Int
 ):
     """y = xIELU(x W^T + bias), by kernels/activation.py.
 
@@ -302,28 +299,24 @@ def _launch(
     launcher(with_hints(kernel, **c.hints), (grid, 1, 1), args)
 
 
-def compile_cases(arch: str) -> Iterator[Case]:
-    """Every product of every model for a short prompt, two chunk lengths and a long one."""
-    for name, model in MODELS.items():
-        for tokens in (16, 64, 512, 4096):
-            yield Case(name, lambda launcher, m=model, t=tokens: _record(launcher, arch, m, t))  # type: ignore[misc]
+def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
+    """A layer's four products for a short prompt, two chunk lengths and a long one."""
+    for tokens in (16, 64, 512, 4096):
+        for product, op in (("qkv", ""), ("o", "_residual"), ("up", f"_{model.activation}"), ("down", "_residual")):
+            n, k = model.products[product]
+            _one_launch(launcher, op, tokens, n, k, dtype)
 
 
-def _record(launcher: Any, arch: str, model: ModelShape, tokens: int) -> None:
-    """A layer's four products over arrays without memory."""
-    for product, (n, k) in model.products.items():
-        op = {"qkv": "", "o": "_residual", "up": f"_{model.activation}", "down": "_residual"}.get(product)
-        if op is None:
-            continue
-        family = f"linear_prefill{op}"
-        config = LinearPrefillConfig(**table_config(family, arch, tokens=tokens, n=n, k=k))
-        x, w = ArraySpec((tokens, k), "bfloat16"), ArraySpec((n, k), "bfloat16")
-        if op == "":
-            linear_prefill(launcher, x, w, ArraySpec((tokens, n), "bfloat16"), config=config)
-        elif op == "_residual":
-            linear_prefill_residual(launcher, x, w, ArraySpec((tokens, n), "float32"), config=config)
-        elif op == "_swiglu":
-            linear_prefill_swiglu(launcher, x, w, ArraySpec((tokens, n // 2), "bfloat16"), config=config)
-        else:
-            alphas, y = ArraySpec(2, "float32"), ArraySpec((tokens, n), "bfloat16")
-            linear_prefill_xielu(launcher, x, w, alphas, y, config=config)
+def _one_launch(launcher: Launcher, op: str, tokens: int, n: int, k: int, dtype: str) -> None:
+    """One product over arrays without memory."""
+    config = LinearPrefillConfig(**table_config(f"linear_prefill{op}", launcher.arch, tokens=tokens, n=n, k=k))
+    x, w = ArraySpec((tokens, k), dtype), ArraySpec((n, k), dtype)
+    if op == "":
+        linear_prefill(launcher, x, w, ArraySpec((tokens, n), dtype), config=config)
+    elif op == "_residual":
+        linear_prefill_residual(launcher, x, w, ArraySpec((tokens, n), "float32"), config=config)
+    elif op == "_swiglu":
+        linear_prefill_swiglu(launcher, x, w, ArraySpec((tokens, n // 2), dtype), config=config)
+    else:
+        alphas, y = ArraySpec(2, "float32"), ArraySpec((tokens, n), dtype)
+        linear_prefill_xielu(launcher, x, w, alphas, y, config=config)

@@ -8,16 +8,17 @@ one block: split, somebody must add the parts.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
 from kernels.activation import silu_times, xielu_of
+from kernels.notation import ZERO, Bool, Float, Int
 
-Int: TypeAlias = ct.Constant[int]
-Bool: TypeAlias = ct.Constant[bool]
-Float: TypeAlias = ct.Constant[float]
-ZERO = ct.PaddingMode.ZERO
+if TYPE_CHECKING:
+    from kernels.launch import Launcher
+    from kernels.shapes import ModelShape
+
 COLUMNS = 8  # the narrowest N of an mma; tile_n · COLUMNS must reach 512, else the product leaves the tensor cores
 SWIGLU, XIELU = 1, 2  # as in kernels.linear
 
@@ -140,3 +141,10 @@ def residual_kernel_and_args(
     args += (config.tile_n, config.tile_k)
     args += (-(-k // config.tile_k), bias is not None, pdl)
     return linear_residual_tokens_kernel, -(-n // config.tile_n), args
+
+
+def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
+    """The five products of a verify step; lengths of 2 to 8 tokens are one specialisation."""
+    from kernels import linear  # which imports this file
+
+    linear.model_launches(launcher, model, dtype, tokens=8)

@@ -7,25 +7,17 @@ Refuses: rows that a 16-byte load does not divide.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
 from kernels.launch import check_array
-from kernels.shapes import MODELS
+from kernels.notation import HALF, ZERO, Bool, Float, Int
 from kernels.specs import ArraySpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from kernels.catalogue import Case
     from kernels.launch import Launcher
-
-Int: TypeAlias = ct.Constant[int]
-Bool: TypeAlias = ct.Constant[bool]
-Float: TypeAlias = ct.Constant[float]
-ZERO = ct.PaddingMode.ZERO
-HALF = ("bfloat16", "float16")
+    from kernels.shapes import ModelShape
 
 
 @ct.kernel
@@ -68,14 +60,8 @@ def rms_norm(launcher: Launcher, x: Any, gain: Any, y: Any, *, eps: float) -> No
     launcher(rms_norm_kernel, (tokens, 1, 1), args)
 
 
-def compile_cases(arch: str) -> Iterator[Case]:
-    from kernels.catalogue import Case
-
-    del arch
-    for name, m in MODELS.items():
-
-        def run(launcher: Any, m: Any = m) -> None:
-            y, gain = ArraySpec((512, m.hidden), "bfloat16"), ArraySpec((1, m.hidden), "bfloat16")
-            rms_norm(launcher, ArraySpec((512, m.hidden), "float32"), gain, y, eps=1e-6)
-
-        yield Case(name, run)
+def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
+    """A chunk of 512 tokens, and the one row whose logits follow a prompt."""
+    for tokens in (512, 1):
+        x, y = ArraySpec((tokens, model.hidden), "float32"), ArraySpec((tokens, model.hidden), dtype)
+        rms_norm(launcher, x, ArraySpec((1, model.hidden), dtype), y, eps=1e-6)

@@ -12,26 +12,21 @@ are rotated on their way into the cache (kernels/kv_write.py), `qk_norm_rope_kv`
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
-from kernels.kv_write import check_heads, check_rope, kv_write, optional_gain
+from kernels.kv_write import kv_write
 from kernels.launch import check_array
+from kernels.notation import ZERO, Bool, Float, Int
+from kernels.paged_cache import check_heads, check_rope, optional_gain
 from kernels.rope_tiles import gain_halves, rotated
-from kernels.shapes import MODELS
 from kernels.specs import ArraySpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from kernels.catalogue import Case
     from kernels.launch import Launcher
+    from kernels.shapes import ModelShape
 
-Int: TypeAlias = ct.Constant[int]
-Bool: TypeAlias = ct.Constant[bool]
-Float: TypeAlias = ct.Constant[float]
-ZERO = ct.PaddingMode.ZERO
 ROWS = 16  # tokens of one block: 16 x 128 keeps 16 elements a thread
 
 
@@ -101,19 +96,10 @@ def qk_norm_rope_kv(
     )  # fmt: skip
 
 
-def compile_cases(arch: str) -> Iterator[Case]:
-    from kernels.catalogue import Case
-
-    del arch
-    for name, m in MODELS.items():
-
-        def run(launcher: Any, m: Any = m) -> None:
-            qkv, queries = ArraySpec((512, m.qkv_rows), "bfloat16"), ArraySpec((512, m.attention_width), "bfloat16")
-            gain = ArraySpec((1, m.head_dim), "bfloat16") if m.qk_norm else None
-            cos, sin = (ArraySpec((4096, m.head_dim // 2), "float32") for _ in range(2))
-            start = ArraySpec(1, "int32")
-            rope_queries(
-                launcher, qkv, gain, cos, sin, start, queries, kv_heads=m.kv_heads, head_dim=m.head_dim
-            )  # fmt: skip
-
-        yield Case(name, run)
+def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
+    """A chunk of 512 tokens."""
+    qkv, queries = ArraySpec((512, model.qkv_rows), dtype), ArraySpec((512, model.attention_width), dtype)
+    gain = ArraySpec((1, model.head_dim), dtype) if model.qk_norm else None
+    cos, sin = (ArraySpec((4096, model.head_dim // 2), "float32") for _ in range(2))
+    heads = {"kv_heads": model.kv_heads, "head_dim": model.head_dim}
+    rope_queries(launcher, qkv, gain, cos, sin, ArraySpec(1, "int32"), queries, **heads)

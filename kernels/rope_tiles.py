@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 import cuda.tile as ct
 
-Int: TypeAlias = ct.Constant[int]
-Bool: TypeAlias = ct.Constant[bool]
-Float: TypeAlias = ct.Constant[float]
+from kernels.notation import Bool, Float, Int
 
 
 def gain_halves(gain, D: Int, NORM: Bool):

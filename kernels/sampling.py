@@ -19,13 +19,14 @@ It refuses logits that are not float32 and vocabularies with fewer than one id. 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
-from kernels.argmax import SampleOutputs, check_outputs, power_of_two
+from kernels.argmax import SampleOutputs, check_outputs, output_specs, power_of_two
 from kernels.configs import config as table_config
 from kernels.launch import check_array
+from kernels.notation import NEG_INF, ZERO, Int
 from kernels.sampling_draw import draw
 from kernels.sampling_layout import (
     CANDIDATES,
@@ -42,17 +43,12 @@ from kernels.sampling_layout import (
     advance,
     read,
 )
-from kernels.shapes import MODELS
-from kernels.specs import ArraySpec, Case
+from kernels.specs import ArraySpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from kernels.launch import Launcher
+    from kernels.shapes import ModelShape
 
-CI: TypeAlias = ct.Constant[int]
-ZERO = ct.PaddingMode.ZERO
-NEG_INF = ct.PaddingMode.NEG_INF
 COMPARES = 8192  # elements of a tile of comparisons: 64 registers a thread; twice that spills
 
 
@@ -98,7 +94,7 @@ def sample_workspace_shapes(vocab: int, config: SampleConfig) -> dict[str, tuple
 
 
 @ct.kernel
-def sample_adjust_kernel(logits, token_state, settings, adjusted, run_maxima, partials, CHUNK: CI, SUB: CI, PDL: CI):
+def sample_adjust_kernel(logits, token_state, settings, adjusted, run_maxima, partials, CHUNK: Int, SUB: Int, PDL: Int):
     """adjusted = (penalised logits) / temperature; maxima of runs of SUB; soft-max sums of raw and adjusted logits.
 
     logits [V] float32; token_state [V] int32 (sampling_layout); settings [8], adjusted [chunks * CHUNK] float32;
@@ -135,7 +131,7 @@ def sample_adjust_kernel(logits, token_state, settings, adjusted, run_maxima, pa
 
 @ct.kernel
 def sample_select_kernel(
-    adjusted, run_maxima, settings, state, won_values, won_ids, CHUNK: CI, SUB: CI, COLUMNS: CI, PDL: CI
+    adjusted, run_maxima, settings, state, won_values, won_ids, CHUNK: Int, SUB: Int, COLUMNS: Int, PDL: Int
 ):
     """Copy each run whose maximum ranks r < k among all runs (larger first, ties to the smaller id) to row r.
 
@@ -169,7 +165,17 @@ def sample_select_kernel(
 
 @ct.kernel
 def sample_rank_kernel(
-    won_values, won_ids, run_maxima, settings, state, sorted_values, sorted_ids, SUB: CI, OWN: CI, COLUMNS: CI, PDL: CI
+    won_values,
+    won_ids,
+    run_maxima,
+    settings,
+    state,
+    sorted_values,
+    sorted_ids,
+    SUB: Int,
+    OWN: Int,
+    COLUMNS: Int,
+    PDL: Int,
 ):
     """sorted[r] = the id of rank r among the chosen runs' ids (larger value first, ties to the smaller id), r < k.
 
@@ -209,7 +215,7 @@ def sample_rank_kernel(
 @ct.kernel
 def sample_draw_kernel(
     logits, adjusted, partials, sorted_values, sorted_ids, settings, state, token_state,
-    sampled, length, ids, logprobs, PARTIALS: CI, TAIL: CI, PDL: CI,
+    sampled, length, ids, logprobs, PARTIALS: Int, TAIL: Int, PDL: Int,
 ):  # fmt: skip
     """Draw one id: first whose running mass, in descending order, exceeds u * (mass of the kept prefix).
 
@@ -280,19 +286,12 @@ def sample(
     launcher(sample_draw_kernel, (1, 1, 1), (*args, power_of_two(chunks), config.tail, pdl))
 
 
-def compile_cases(arch: str) -> Iterator[Case]:
-    """Each vocabulary."""
-    for name, model in MODELS.items():
-        yield Case(name, lambda launcher, v=model.vocab: _record(launcher, arch, v))  # type: ignore[misc]
-
-
-def _record(launcher: Any, arch: str, vocab: int) -> None:
-    """A draw over arrays without memory."""
-    config = SampleConfig(**table_config("sample", arch, vocab=vocab))
-    shapes = sample_workspace_shapes(vocab, config)
+def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
+    """A draw from the vocabulary."""
+    del dtype  # logits are float32
+    config = SampleConfig(**table_config("sample", launcher.arch, vocab=model.vocab))
+    shapes = sample_workspace_shapes(model.vocab, config)
     workspace = SampleWorkspace(**{name: ArraySpec(*shape) for name, shape in shapes.items()})
-    outputs = SampleOutputs(
-        ArraySpec(1, "int32"), ArraySpec(1, "int32"), ArraySpec(64, "int32"), ArraySpec(64, "float32")
-    )
-    arrays = (ArraySpec(vocab, "int32"), ArraySpec(SETTINGS, "float32"), ArraySpec(STATE_WORDS, "int32"))
-    sample(launcher, ArraySpec((1, vocab), "float32"), *arrays, workspace, outputs, config=config)
+    arrays = (ArraySpec(model.vocab, "int32"), ArraySpec(SETTINGS, "float32"), ArraySpec(STATE_WORDS, "int32"))
+    logits = ArraySpec((1, model.vocab), "float32")
+    sample(launcher, logits, *arrays, workspace, output_specs(), config=config)

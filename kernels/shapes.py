@@ -68,3 +68,16 @@ MODELS: dict[str, ModelShape] = {
     "Llama-3.1-8B": ModelShape(4096, 32, 32, 8, 128, 14336, 128256),
     "Apertus-8B": ModelShape(4096, 32, 32, 8, 128, 21504, 131072, activation="xielu", qk_norm=True),
 }
+
+# What is compiled for every architecture: each shape in BF16, and in FP16 those that between them have every form of
+# a kernel (heads of 64 and 128, head norms or none, tiles that overhang or not, both activations). The demo model,
+# converted from a quantised file, is the first of them.
+IN_FLOAT16 = ("SmolLM2-135M", "Qwen3-0.6B", "Apertus-8B")
+
+
+def variants() -> dict[str, tuple[tuple[str, ModelShape], ...]]:
+    """(name, shape) of each model to compile, by the type of its weights."""
+    return {
+        "bfloat16": tuple(MODELS.items()),
+        "float16": tuple((name, MODELS[name]) for name in IN_FLOAT16),
+    }

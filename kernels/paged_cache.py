@@ -1,0 +1,66 @@
+"""The paged KV cache at a wrapper's door: what arrays the kernels that read or write it accept.
+
+    K pool [pages · kv_heads · 64, head_dim]   row (page · kv_heads + head) · 64 + slot
+    V pool [pages · kv_heads · head_dim, 64]   transposed: row (page · kv_heads + head) · head_dim + i, column slot
+
+Position p of the sequence is in slot p % 64 of page block_table[p // 64] (docs/shapes.md).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kernels.launch import check_array
+from kernels.notation import HALF, PAGE
+from kernels.specs import ArraySpec
+
+if TYPE_CHECKING:
+    from kernels.shapes import ModelShape
+
+
+def check_heads(op: str, qkv: Any, kv_heads: int, head_dim: int) -> tuple[int, int]:
+    """Tokens and query heads of a joined QKV row."""
+    if head_dim not in (64, 128):
+        raise ValueError(f"{op}: head_dim is {head_dim}, expected 64 or 128")
+    check_array(f"{op}: qkv", qkv, (None, None), *HALF, align=16)
+    tokens, width = qkv.shape
+    heads, rest = width // head_dim - 2 * kv_heads, width % head_dim
+    if rest or kv_heads < 1 or heads < 1 or heads % kv_heads:
+        raise ValueError(
+            f"{op}: qkv has {width} columns, expected (heads + 2 · {kv_heads}) · {head_dim} with heads a multiple of "
+            f"{kv_heads}"
+        )
+    return int(tokens), heads
+
+
+def check_rope(op: str, cos: Any, sin: Any, start: Any, head_dim: int) -> None:
+    check_array(f"{op}: cos", cos, (None, head_dim // 2), "float32", align=16)
+    check_array(f"{op}: sin", sin, tuple(cos.shape), "float32", align=16)
+    check_array(f"{op}: start", start, (1,), "int32")
+
+
+def check_pools(op: str, k_pool: Any, v_pool: Any, block_table: Any, kv_heads: int, head_dim: int, half: str) -> None:
+    """Pools of whole pages, with fewer than 2³¹ rows (elements may be more: addresses are 64-bit)."""
+    check_array(f"{op}: k_pool", k_pool, (None, head_dim), half, align=16)
+    rows = int(k_pool.shape[0])
+    if rows % (kv_heads * PAGE):
+        raise ValueError(f"{op}: k_pool has {rows} rows, expected a multiple of {kv_heads} KV heads · {PAGE} slots")
+    values = rows // PAGE * head_dim
+    check_array(f"{op}: v_pool", v_pool, (values, PAGE), half, align=16)
+    if max(rows, values) >= 1 << 31:
+        raise ValueError(f"{op}: a pool has {max(rows, values)} rows, at most {(1 << 31) - 1} can be numbered")
+    check_array(f"{op}: block_table", block_table, (None,), "int32")
+
+
+def optional_gain(op: str, gain: Any, stand_in: Any, head_dim: int, half: str) -> Any:
+    """The head norm's weight, or an array that the kernel never reads."""
+    if gain is None:
+        return stand_in
+    check_array(f"{op}: gain", gain, (1, head_dim), half, "float32", align=16)
+    return gain
+
+
+def pool_specs(model: ModelShape, dtype: str) -> tuple[ArraySpec, ArraySpec]:
+    """Keys and values of 64 pages, without memory."""
+    pages = 64 * model.kv_heads
+    return ArraySpec((pages * PAGE, model.head_dim), dtype), ArraySpec((pages * model.head_dim, PAGE), dtype)
