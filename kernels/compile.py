@@ -1,0 +1,218 @@
+"""Ahead-of-time compilation of recorded launches, for any target, on any machine with tileiras. No GPU needed.
+
+    launcher = RecordingLauncher("sm_90", pdl=True)
+    rms_norm(launcher, ArraySpec((1, 4096), "bfloat16"), …)           # a wrapper records instead of launching
+    for result in compile_all(launcher.records, ["sm_90"], workers=2): ...
+
+Compiled code goes into cuda-tile's own cache (`CUDA_TILE_CACHE_DIR`, else ~/.cache/cutile-python), where a later launch
+finds it. cuda-tile keys an entry by the Tile IR bytecode, and the bytecode holds the source file's path and line
+numbers. So a launch skips the compiler only if all of these are the same: kernel source and its path, cuda-tile and
+tileiras versions, target, hints, and the signature (types, ranks, which lengths and strides are 1 or divisible by 16,
+constants). Compiling in one folder and running from another finds nothing.
+
+Tile IR is made under cuda-tile's lock, some 20 to 150 ms a kernel; tileiras then runs in parallel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernels.cubin import Resources, resources
+from kernels.specs import ArraySpec, Recorded, RecordingLauncher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+__all__ = ["ArraySpec", "CompileError", "Compiled", "Recorded", "RecordingLauncher", "compile_all", "compile_one"]
+
+TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+_REPORT_VERSION = 1
+
+
+class CompileError(Exception):
+    """The compiler refused a kernel, ran out of time, or was not found. `hint` says what to do about it."""
+
+    def __init__(self, kernel: str, arch: str, message: str, hint: str | None = None) -> None:
+        super().__init__(f"{kernel} for {arch}: {message}")
+        self.kernel = kernel
+        self.arch = arch
+        self.hint = hint
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One kernel for one target. `cached` is True where tileiras did not have to run."""
+
+    kernel: str
+    arch: str
+    symbol: str
+    hints: tuple[tuple[str, Any], ...]
+    seconds: float
+    cached: bool
+    resources: Resources | None
+    cubin_bytes: int
+
+
+def cache_dir() -> Path | None:
+    """cuda-tile's own cache folder; None when its user has switched it off."""
+    from cutile_cache._env import get_cache_dir_from_env
+
+    found = get_cache_dir_from_env()
+    return None if found is None else Path(found)
+
+
+@dataclass(frozen=True)
+class _Job:
+    record: Recorded
+    arch: str
+    symbol: str
+    bytecode: bytes
+    key: str
+    opt_level: int
+
+
+def _job(record: Recorded, arch: str) -> _Job:
+    """Tile IR and cache key, as cuda.tile's compile_tile makes them."""
+    from cuda.tile._compile import (
+        _get_compiler_version_string,
+        _tileiras_effective_opt_and_device_debug,
+        compile_tile,
+    )
+    from cutile_cache._cache import cache_key
+
+    kernel = record.kernel
+    try:
+        signature = record.signature()
+        options = kernel._compiler_options  # noqa: SLF001
+        result = compile_tile(
+            kernel._annotated_function,  # noqa: SLF001
+            (signature,),
+            arch,
+            options,
+            return_bytecode=True,
+            return_cubin=False,
+        )
+        opt_level, debug = _tileiras_effective_opt_and_device_debug(options, arch)
+        version = _get_compiler_version_string()
+        bytecode = bytes(result.bytecode)
+        return _Job(record, arch, signature.symbol, bytecode, cache_key(version, arch, opt_level, bytecode, debug), opt_level)
+    except Exception as error:
+        raise _explain(record.name, arch, error) from error
+
+
+def _explain(name: str, arch: str, error: Exception) -> CompileError:
+    """The compiler's message with the way out, where there is a known one."""
+    text = str(error) or type(error).__name__
+    hint = None
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    if isinstance(error, FileNotFoundError) and "tileiras" in text:
+        hint = "install the compiler: pip install 'cuda-tile[tileiras]'"
+    elif home and ("Tile IR program" in text or "return code 5" in text or getattr(error, "return_code", None) == 5):
+        hint = f"unset CUDA_HOME: it names {home}, whose toolkit may be older than tileiras"
+    return CompileError(name, arch, text, hint)
+
+
+def _tileiras(job: _Job, timeout: float | None) -> bytes:
+    from cuda.tile._compile import compile_cubin
+
+    with tempfile.TemporaryDirectory(prefix="tileinfer-") as folder:
+        source = Path(folder) / "kernel.bytecode"
+        source.write_bytes(job.bytecode)
+        options = job.record.kernel._compiler_options  # noqa: SLF001
+        return Path(compile_cubin(str(source), options, job.arch, timeout)).read_bytes()
+
+
+def _report(job: _Job, cubin: bytes, folder: Path | None) -> Resources:
+    """Resources of a cubin, remembered beside the cache: disassembling takes longer than looking them up."""
+    kept = None if folder is None else folder / "tileinfer-reports" / f"{job.key}.json"
+    if kept is not None:
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            found = json.loads(kept.read_text())
+            if found.pop("version") == _REPORT_VERSION and found["instructions"] is not None:
+                return Resources(**found)
+    report = resources(cubin)
+    if kept is not None:
+        with contextlib.suppress(OSError):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(json.dumps({"version": _REPORT_VERSION, **asdict(report)}))
+    return report
+
+
+def _finish(job: _Job, folder: Path | None, timeout: float | None, report: bool) -> Compiled:  # noqa: FBT001
+    from cutile_cache._cache import MetadataV1, cache_lookup, cache_store
+
+    start = time.perf_counter()
+    cubin = None if folder is None else cache_lookup(str(folder), job.key)
+    cached = cubin is not None
+    try:
+        if cubin is None:
+            cubin = _tileiras(job, timeout)
+            if folder is not None:
+                metadata = MetadataV1(
+                    kernel_names=[job.symbol],
+                    compilation_timestamp=time.time(),
+                    compilation_time_seconds=time.perf_counter() - start,
+                )
+                cache_store(str(folder), job.key, cubin, metadata.to_dict())
+        found = _report(job, cubin, folder) if report else None
+    except Exception as error:
+        raise _explain(job.record.name, job.arch, error) from error
+    seconds = time.perf_counter() - start
+    return Compiled(job.record.name, job.arch, job.symbol, job.record.hints, seconds, cached, found, len(cubin))
+
+
+def compile_one(record: Recorded, arch: str, *, timeout: float | None = 300, report: bool = True) -> Compiled:
+    """Compile one recorded launch for `arch` ("sm_90").
+
+    Raises:
+        CompileError: the kernel does not compile, tileiras is missing, or `timeout` seconds have passed.
+    """
+    return _finish(_job(record, arch), cache_dir(), timeout, report)
+
+
+def distinct(records: Iterable[Recorded]) -> list[Recorded]:
+    """Records that compile to different code: kernel, hints and signature."""
+    seen: dict[Any, Recorded] = {}
+    for record in records:
+        function = record.kernel._pyfunc  # noqa: SLF001
+        seen.setdefault((function.__module__, function.__qualname__, record.hints, record.signature().symbol), record)
+    return list(seen.values())
+
+
+def compile_all(
+    records: Sequence[Recorded],
+    arch: str,
+    *,
+    workers: int = 2,
+    timeout: float | None = 300,
+    report: bool = True,
+    on_progress: Callable[[int, int, Compiled | CompileError], None] | None = None,
+) -> Iterator[Compiled | CompileError]:
+    """Compile every distinct record for `arch`, `workers` compilers at a time, yielding results as they come.
+
+    A kernel that fails is yielded as its CompileError, and the others go on. `on_progress(done, total, result)` is called
+    in the caller's thread.
+    """
+    jobs = distinct(records)
+    folder = cache_dir()
+    with ThreadPoolExecutor(max_workers=workers) as pool:
+        futures = [pool.submit(lambda record=record: _finish(_job(record, arch), folder, timeout, report)) for record in jobs]
+        try:
+            for done, future in enumerate(as_completed(futures), 1):
+                error = future.exception()
+                if error is not None and not isinstance(error, CompileError):
+                    raise error
+                result = error if error is not None else future.result()
+                if on_progress is not None:
+                    on_progress(done, len(jobs), result)
+                yield result
+        finally:
+            pool.shutdown(cancel_futures=True)

@@ -1,0 +1,145 @@
+"""What a compiled kernel needs, read from its cubin: registers, shared memory, stack, and instruction counts.
+
+Registers, memory and threads come from the ELF file itself. Instructions come from nvdisasm (PyPI: nvidia-cuda-nvdisasm,
+or a CUDA toolkit on PATH); without it their counts are None.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import re
+import shutil
+import struct
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TENSOR_CORE = ("HGMMA", "HMMA", "IGMMA", "IMMA", "UTCHMMA", "UTCIMMA", "UTCQMMA", "UTCOMMA", "QGMMA", "QMMA", "DMMA")
+_REGISTERS, _FRAME, _THREADS = 0x2F, 0x11, 0x10  # attributes of .nv.info
+_OPCODE = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P[0-9T]+\s+)?([A-Z][A-Za-z0-9_.]*)")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """One kernel on one target.
+
+    `stack_bytes` is local memory per thread; `local_loads` and `local_stores` (LDL, STL) are its traffic. A kernel spills
+    when any of the three is above zero.
+    """
+
+    registers: int
+    shared_bytes: int
+    stack_bytes: int
+    threads: int
+    instructions: dict[str, int] | None
+
+    def count(self, prefix: str) -> int:
+        """Instructions whose name starts so: "HGMMA", "LDG.E.128", "LDL"."""
+        if self.instructions is None:
+            raise RuntimeError("instructions were not counted: nvdisasm was not found (pip install nvidia-cuda-nvdisasm)")
+        return sum(number for name, number in self.instructions.items() if name == prefix or name.startswith(prefix + "."))
+
+    @property
+    def tensor_core(self) -> dict[str, int]:
+        """Tensor-core instructions by name; empty when the kernel reaches no tensor core."""
+        return {name: number for name in TENSOR_CORE if (number := self.count(name))}
+
+    @property
+    def wide_loads(self) -> int:
+        """Global loads of 16 bytes a thread."""
+        found = self.instructions or {}
+        return sum(number for name, number in found.items() if name.startswith("LDG.") and ".128" in name)
+
+    @property
+    def spills(self) -> int:
+        return self.stack_bytes + (0 if self.instructions is None else self.count("LDL") + self.count("STL"))
+
+
+def _sections(cubin: bytes) -> Iterator[tuple[str, int, int]]:
+    """Name, offset and size of each ELF section."""
+    (table,) = struct.unpack_from("<Q", cubin, 0x28)
+    entry, number, names_at = struct.unpack_from("<HHH", cubin, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQ", cubin, table + i * entry) for i in range(number)]
+    names = headers[names_at][4]
+    for header in headers:
+        start = names + header[0]
+        yield cubin[start : cubin.index(b"\0", start)].decode(), header[4], header[5]
+
+
+def _attributes(data: bytes) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Entries of an .nv.info section: format 4 carries a payload, the others a 16-bit value."""
+    at = 0
+    while at + 4 <= len(data):
+        form, attribute = data[at], data[at + 1]
+        (value,) = struct.unpack_from("<H", data, at + 2)
+        at += 4
+        if form == 4:
+            yield attribute, struct.unpack_from(f"<{value // 4}I", data, at)
+            at += value
+        else:
+            yield attribute, (value,)
+
+
+def resources(cubin: bytes, *, disassemble: bool = True) -> Resources:
+    """Read one kernel's cubin.
+
+    Raises:
+        ValueError: not an ELF file, or one without kernel information.
+    """
+    if cubin[:4] != b"\x7fELF":
+        raise ValueError(f"a cubin starts with an ELF header, this file with {cubin[:4]!r}")
+    registers = frame = shared = threads = 0
+    for name, start, size in _sections(cubin):
+        if name.startswith(".nv.shared.") and not name.startswith(".nv.shared.reserved"):
+            shared = max(shared, size)
+        if name != ".nv.info" and not name.startswith(".nv.info."):
+            continue
+        for attribute, values in _attributes(cubin[start : start + size]):
+            if name == ".nv.info" and attribute == _REGISTERS:
+                registers = max(registers, values[1])
+            elif name == ".nv.info" and attribute == _FRAME:
+                frame = max(frame, values[1])
+            elif name != ".nv.info" and attribute == _THREADS:
+                threads = values[0]
+    if not registers:
+        raise ValueError("the cubin holds no kernel")
+    return Resources(registers, shared, frame, threads, instruction_counts(cubin) if disassemble else None)
+
+
+@functools.cache
+def nvdisasm() -> str | None:
+    """The disassembler: beside tileiras in the nvidia packages, else on PATH."""
+    try:
+        import nvidia.cu13 as toolkit
+    except ImportError:
+        return shutil.which("nvdisasm")
+    beside = [str(Path(root) / "bin") for root in toolkit.__path__]
+    return shutil.which("nvdisasm", path=":".join(beside)) or shutil.which("nvdisasm")
+
+
+def sass(cubin: bytes) -> str | None:
+    """The disassembly, or None without nvdisasm."""
+    tool = nvdisasm()
+    if tool is None:
+        return None
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        run = subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=False)  # noqa: S603
+    if run.returncode:
+        raise ValueError(f"nvdisasm: {run.stderr.strip()}")
+    return run.stdout
+
+
+def instruction_counts(cubin: bytes) -> dict[str, int] | None:
+    text = sass(cubin)
+    if text is None:
+        return None
+    found = (match.group(1) for line in text.splitlines() if (match := _OPCODE.match(line)))
+    return dict(sorted(collections.Counter(found).items()))

@@ -1,0 +1,166 @@
+"""What the blocks of one launch, and the kernels of one chain, do to each other's memory.
+
+Blocks run one after the other, but a race is found whatever the order: writes are kept in a map of block numbers, reads
+in a log that is compared with that map when the launch ends. An atomic with acquire and release ordering makes the
+writes of the blocks that released before visible, so that "the last block to arrive merges" is no race.
+
+Under programmatic dependent launch a kernel may start before the ones before it have finished. `Chain` keeps what
+those kernels wrote; reading it before grid_dependency_control_wait is an error, and so are a store before the wait
+and a block that ends without having waited.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import cuda.tile as ct
+import numpy as np
+
+from kernels.interpreter.errors import InterpreterError
+from kernels.interpreter.memory import address, map_view, root_of
+
+if TYPE_CHECKING:
+    from kernels.interpreter.memory import Array
+
+_RELEASING = (ct.MemoryOrder.RELEASE, ct.MemoryOrder.ACQ_REL)
+_ACQUIRING = (ct.MemoryOrder.ACQUIRE, ct.MemoryOrder.ACQ_REL)
+ATOMIC = 1 << 30  # added to the block number of an atomic write
+NOBODY: frozenset[int] = frozenset()
+
+
+class Chain:
+    """Arrays written by the kernels of a chain since the last point at which all of them had finished."""
+
+    def __init__(self) -> None:
+        self._written: dict[int, tuple[weakref.ref, np.ndarray]] = {}
+
+    def add(self, array: Array, order: Any, part: Any) -> None:
+        key = id(array.root)
+        if key not in self._written:
+            forget = weakref.ref(array.root, lambda _: self._written.pop(key, None))
+            self._written[key] = (forget, np.zeros(max(array.root.nbytes, 1), bool))
+        view_of(map_view(self._written[key][1], array.a, array.root), order)[part] = True
+
+    def wrote(self, array: Array, order: Any, part: Any) -> bool:
+        record = self._written.get(id(array.root))
+        if record is None:
+            return False
+        return bool(view_of(map_view(record[1], array.a, array.root), order)[part].any())
+
+    def finish(self) -> None:
+        self._written.clear()
+
+
+class Launch:
+    """Bookkeeping of one launch: who wrote and read what, and what made a value undetermined."""
+
+    def __init__(self, arguments: list[tuple[str, np.ndarray]], *, checks: bool, chain: Chain | None) -> None:
+        self.checks = checks
+        self.chain = chain
+        self.arguments = arguments
+        self.number = 0  # of the block that runs
+        self.waited = False
+        self.suspects: set[str] = set()
+        self._writers: dict[int, np.ndarray] = {}
+        self._reads: list[tuple[Array, Any, Any, int, frozenset[int]]] = []
+        self._stores: list[tuple[Array, Any, Any]] = []
+        self._visible: dict[int, frozenset[int]] = {}
+        self._released: dict[tuple[int, int], frozenset[int]] = {}
+        self._alias_checked: set[str] = set()
+
+    def start(self, number: int) -> None:
+        self.number = number
+        self.waited = False
+        self.suspects.clear()
+
+    def blame(self) -> str:
+        return f" (it may come from the {'; or the '.join(sorted(self.suspects)[:3])})" if self.suspects else ""
+
+    # -- called by every access
+
+    def reads(self, array: Array, order: Any, part: Any) -> None:
+        visible = self._visible.get(self.number, NOBODY)
+        self._reads.append((array, order, part, self.number, visible))
+        if self.chain is not None and not self.waited and self.chain.wrote(array, order, part):
+            raise InterpreterError(
+                f"load of {array!r} before grid_dependency_control_wait, but an earlier kernel of the chain writes it"
+            )
+
+    def writes(self, array: Array, order: Any, part: Any, *, atomic: bool = False) -> None:
+        if self.chain is not None:
+            if not self.waited:
+                raise InterpreterError(f"store to {array!r} before grid_dependency_control_wait")
+            self._stores.append((array, order, part))
+        if array.name not in self._alias_checked:
+            self._check_alias(array)
+        writers = self._writers.get(id(array.root))
+        if writers is None:
+            writers = self._writers[id(array.root)] = np.zeros(max(array.root.nbytes, 1), np.int32)
+        view = view_of(array.over(writers), order)
+        mine = self.number + 1 + (ATOMIC if atomic else 0)
+        before = view[part]
+        if before.any():
+            others = before[(before != 0) & (before & ~ATOMIC != self.number + 1)]
+            if atomic:
+                others = others[others < ATOMIC]
+            rivals = {int(other & ~ATOMIC) - 1 for other in np.unique(others)}
+            rivals -= self._visible.get(self.number, NOBODY)
+            if rivals:
+                raise InterpreterError(f"store to {array!r}: block number {min(rivals)} wrote the same element")
+        view[part] = mine
+
+    def orders(self, array: Array, where: Any, order: Any) -> None:
+        """An atomic at `where`: publish this block's writes, and see those of blocks that published before."""
+        visible = self._visible.get(self.number, NOBODY)
+        flat = np.ravel_multi_index(where, array.a.shape).tolist() if where else [0]
+        for element in flat:
+            key = (address(array.a), element)
+            if order in _ACQUIRING:
+                visible |= self._released.get(key, NOBODY)
+            if order in _RELEASING:
+                self._released[key] = self._released.get(key, NOBODY) | visible | {self.number}
+        self._visible[self.number] = visible
+
+    def _check_alias(self, array: Array) -> None:
+        self._alias_checked.add(array.name)
+        for name, other in self.arguments:
+            if array.name != name and not array.name.startswith(f"{name}[") and shares(array.a, other):
+                raise InterpreterError(f"store to {array!r}: the argument {name}{other.shape} shares its memory")
+
+    # -- at the end
+
+    def end_block(self) -> None:
+        if self.chain is not None and not self.waited:
+            raise InterpreterError("a block of a dependent launch ends without grid_dependency_control_wait")
+
+    def end(self) -> None:
+        for array, order, part, block, visible in self._reads:
+            writers = self._writers.get(id(array.root))
+            if writers is None:
+                continue
+            seen = view_of(array.over(writers), order)[part]
+            others = np.unique(seen[(seen != 0) & (seen & ~ATOMIC != block + 1)])
+            for other in others:
+                writer = int(other & ~ATOMIC) - 1
+                if writer not in visible and block not in self._visible.get(writer, NOBODY):
+                    raise InterpreterError(
+                        f"load of {array!r} in block number {block} races with block number {writer}, which writes it"
+                    )
+        if self.chain is not None:
+            for array, order, part in self._stores:
+                self.chain.add(array, order, part)
+
+
+def view_of(view: np.ndarray, order: Any) -> np.ndarray:
+    return view if order is None or order == tuple(range(view.ndim)) else view.transpose(order)
+
+
+def shares(x: np.ndarray, y: np.ndarray) -> bool:
+    """Whether two arrays have an element in common; undecided cases count as yes."""
+    if root_of(x) is not root_of(y) or not np.may_share_memory(x, y):
+        return False
+    try:
+        return bool(np.shares_memory(x, y, max_work=100_000))
+    except np.exceptions.TooHardError:
+        return True
