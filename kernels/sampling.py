@@ -1,0 +1,343 @@
+"""Sampling on the device: FirstMax argmax, and temperature / top-k / top-p / min-p / penalties with seeded draws.
+
+Every setting lives in device memory, so one captured graph serves any of them; greedy is temperature 0. The order is
+penalties, temperature, top-k, top-p, min-p, then one draw by inverse CDF over descending probability, ties to the
+smaller id. Exact for every setting: nothing is approximated when a nucleus is wider than the CANDIDATES sorted ids;
+the draw then searches the whole vocabulary (kernels/sampling_draw.py).
+
+Selection needs no sort and no repeated argmax. The vocabulary is cut into runs of SUB ids. The k largest ids can only
+lie in the k runs with the largest maxima, so
+
+    sample_adjust   each chunk: penalties, temperature, the maximum of each run, sums for the soft-max
+    sample_select   each chunk ranks its runs' maxima against all others and copies runs of rank < k to row [rank]
+    sample_rank     each of those rows ranks its ids against the k * SUB copied ones and scatters them in order
+    sample_draw     one block: top-p, min-p, the random number, the id, its log-probability, the counters
+
+It refuses logits that are not float32 and vocabularies with fewer than one id. NaN logits are the caller's bug.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import cuda.tile as ct
+
+from kernels.launch import check_array
+from kernels.sampling_draw import sample_draw_kernel
+from kernels.sampling_layout import (
+    CANDIDATES,
+    COUNT_MASK,
+    FREQUENCY_PENALTY,
+    MASKED_LOGIT,
+    PRESENCE_PENALTY,
+    REPETITION_PENALTY,
+    SETTINGS,
+    STATE_WORDS,
+    TEMPERATURE,
+    TOP_K,
+    active_candidates,
+    read,
+)
+
+if TYPE_CHECKING:
+    from kernels.launch import Launcher
+
+CI = ct.Constant[int]
+ZERO = ct.PaddingMode.ZERO
+NEG_INF = ct.PaddingMode.NEG_INF
+RANK_COLUMNS = 128  # (SUB, 128) compares at once: 64 registers a thread; 256 columns spill
+
+
+@dataclass(frozen=True)
+class SampleConfig:
+    """chunk: ids per block of sample_adjust and sample_select; sub: ids per run; tail: ids per step of the search."""
+
+    chunk: int = 1024
+    sub: int = 64
+    tail: int = 2048
+
+
+@dataclass(frozen=True)
+class ArgmaxConfig:
+    """chunk: ids per block of the first stage."""
+
+    chunk: int = 1024
+
+
+@dataclass(frozen=True)
+class SampleWorkspace:
+    """Device arrays between the stages; `sample_workspace_shapes` gives their shapes and dtypes."""
+
+    adjusted: Any
+    run_maxima: Any
+    partials: Any
+    won_values: Any
+    won_ids: Any
+    sorted_values: Any
+    sorted_ids: Any
+
+
+def sample_workspace_shapes(vocab: int, config: SampleConfig) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and dtype of each SampleWorkspace array for `vocab` logits."""
+    chunks = -(-vocab // config.chunk)
+    return {
+        "adjusted": ((chunks * config.chunk,), "float32"),
+        "run_maxima": ((chunks * config.chunk // config.sub,), "float32"),
+        "partials": ((4, chunks), "float32"),
+        "won_values": ((CANDIDATES, config.sub), "float32"),
+        "won_ids": ((CANDIDATES, config.sub), "int32"),
+        "sorted_values": ((CANDIDATES,), "float32"),
+        "sorted_ids": ((CANDIDATES,), "int32"),
+    }
+
+
+def first_max(value_a, position_a, value_b, position_b):
+    """The larger value; at equal values the smaller position. A quarter of the compares of argmax plus max."""
+    take_b = (value_b > value_a) | ((value_b == value_a) & (position_b < position_a))
+    return ct.where(take_b, value_b, value_a), ct.where(take_b, position_b, position_a)
+
+
+@ct.kernel
+def argmax_chunk_kernel(logits, partial_values, partial_ids, CHUNK: CI, VOCAB: CI, PDL: CI):
+    """partial[i] = (max, first position of the max) of logits[i * CHUNK : (i + 1) * CHUNK].
+
+    logits [V'] float32, V' >= VOCAB; partial_values [chunks] float32; partial_ids [chunks] int32.
+    Grid (chunks,): one block owns CHUNK ids.
+    No arithmetic, so no rounding. Equal values: the smaller id.
+    Ids from VOCAB on and past the end of the array (padding -inf) never win.
+    """
+    chunk = ct.bid(0)
+    if PDL:
+        ct.grid_dependency_control_launch_dependents()
+        ct.grid_dependency_control_wait()
+    ids = ct.arange(CHUNK, dtype=ct.int32) + chunk * CHUNK
+    values = ct.load(logits, index=(chunk,), shape=(CHUNK,), padding_mode=NEG_INF, allow_tma=False)
+    values = ct.where(ids < VOCAB, values, MASKED_LOGIT)
+    value, position = ct.reduce((values, ids), 0, first_max, (float("-inf"), 2**31 - 1))
+    ct.store(partial_values, index=(chunk,), tile=value, allow_tma=False)
+    ct.store(partial_ids, index=(chunk,), tile=position, allow_tma=False)
+
+
+@ct.kernel
+def argmax_merge_kernel(partial_values, partial_ids, sampled, PARTIALS: CI, PDL: CI):
+    """sampled[0] = the id whose partial value is largest, ties to the smaller id.
+
+    partial_values [n] float32, partial_ids [n] int32, n <= PARTIALS; sampled [1] int32.
+    Grid (1,).
+    No arithmetic, so no rounding.
+    Entries past n read as -inf and never win.
+    """
+    if PDL:
+        ct.grid_dependency_control_launch_dependents()
+        ct.grid_dependency_control_wait()
+    values = ct.load(partial_values, index=(0,), shape=(PARTIALS,), padding_mode=NEG_INF, allow_tma=False)
+    ids = ct.load(partial_ids, index=(0,), shape=(PARTIALS,), padding_mode=ZERO, allow_tma=False)
+    _, position = ct.reduce((values, ids), 0, first_max, (float("-inf"), 2**31 - 1))
+    ct.store(sampled, index=(0,), tile=position, allow_tma=False)
+
+
+@ct.kernel
+def sample_adjust_kernel(
+    logits, token_state, settings, adjusted, run_maxima, partials, CHUNK: CI, SUB: CI, PDL: CI
+):
+    """adjusted = (penalised logits) / temperature; maxima of runs of SUB; soft-max sums of raw and adjusted logits.
+
+    logits [V] float32; token_state [V] int32 (sampling_layout); settings [8] float32; adjusted [chunks * CHUNK] float32;
+    run_maxima [chunks * CHUNK / SUB] float32; partials [4, chunks] float32: adjusted max and sum, raw max and sum.
+    Grid (chunks,): one block owns CHUNK ids.
+    float32 throughout; the sums are of exp(x - maximum of the chunk).
+    Ids past V and ids with a negative token_state become MASKED_LOGIT.
+    """
+    chunk = ct.bid(0)
+    if PDL:
+        ct.grid_dependency_control_launch_dependents()
+        ct.grid_dependency_control_wait()
+    raw = ct.load(logits, index=(chunk,), shape=(CHUNK,), padding_mode=NEG_INF, allow_tma=False)
+    state = ct.load(token_state, index=(chunk,), shape=(CHUNK,), padding_mode=ZERO, allow_tma=False)
+    ids = ct.arange(CHUNK, dtype=ct.int32) + chunk * CHUNK
+    allowed = (state >= 0) & (ids < logits.shape[0])
+    raw = ct.where(allowed, raw, MASKED_LOGIT)
+    count = state & COUNT_MASK
+    repetition = read(settings, REPETITION_PENALTY)
+    value = ct.where(state > 0, ct.where(raw > 0.0, raw / repetition, raw * repetition), raw)
+    value = value - ct.where(count > 0, read(settings, PRESENCE_PENALTY), 0.0)
+    value = value - count.astype(ct.float32) * read(settings, FREQUENCY_PENALTY)
+    temperature = read(settings, TEMPERATURE)
+    value = ct.where(allowed, value / ct.where(temperature > 0.0, temperature, 1.0), MASKED_LOGIT)
+    ct.store(adjusted, index=(chunk,), tile=value, check_bounds=False, allow_tma=False)
+    maxima = ct.max(value.reshape((CHUNK // SUB, SUB)), axis=1)
+    ct.store(run_maxima, index=(chunk,), tile=maxima, check_bounds=False, allow_tma=False)
+    top, raw_top = ct.max(maxima), ct.max(raw)
+    ct.store(partials, index=(0, chunk), tile=top, allow_tma=False)
+    ct.store(partials, index=(1, chunk), tile=ct.sum(ct.exp(value - top)), allow_tma=False)
+    ct.store(partials, index=(2, chunk), tile=raw_top, allow_tma=False)
+    ct.store(partials, index=(3, chunk), tile=ct.sum(ct.exp(raw - raw_top)), allow_tma=False)
+
+
+@ct.kernel
+def sample_select_kernel(
+    adjusted, run_maxima, settings, state, won_values, won_ids, CHUNK: CI, SUB: CI, COLUMNS: CI, PDL: CI
+):
+    """Copy each run whose maximum ranks r < k among all runs (larger first, ties to the smaller id) to row r.
+
+    adjusted, run_maxima: of sample_adjust; settings [8] float32; state [8] int32; won_values [CANDIDATES, SUB] float32;
+    won_ids [CANDIDATES, SUB] int32. k = CANDIDATES, or top-k where that is smaller.
+    Grid (chunks,): one block owns CHUNK ids, so CHUNK / SUB runs.
+    Compares only. The k largest ids lie in the k chosen runs, because each run before has an id that precedes them.
+    Maxima past the last run read as -inf; rows from k on are left as they were.
+    """
+    chunk = ct.bid(0)
+    if PDL:
+        ct.grid_dependency_control_launch_dependents()
+        ct.grid_dependency_control_wait()
+    RUNS = CHUNK // SUB
+    own = ct.load(run_maxima, index=(chunk,), shape=(RUNS,), check_bounds=False, allow_tma=False).reshape((RUNS, 1))
+    own_id = (ct.arange(RUNS, dtype=ct.int32) + chunk * RUNS).reshape((RUNS, 1))
+    ahead = ct.zeros((RUNS, COLUMNS), dtype=ct.int32)
+    for step in range(ct.num_tiles(run_maxima, axis=0, shape=(COLUMNS,))):
+        other = ct.load(run_maxima, index=(step,), shape=(COLUMNS,), padding_mode=NEG_INF, allow_tma=False)
+        other = other.reshape((1, COLUMNS))
+        other_id = (ct.arange(COLUMNS, dtype=ct.int32) + step * COLUMNS).reshape((1, COLUMNS))
+        before = (other > own) | ((other == own) & (other_id < own_id))
+        ahead = ahead + ct.where(before, 1, 0)
+    rank = ct.sum(ahead, axis=1, keepdims=True)  # [RUNS, 1]
+    won = rank < active_candidates(settings, state)
+    values = ct.load(adjusted, index=(chunk,), shape=(CHUNK,), check_bounds=False, allow_tma=False)
+    lane = ct.arange(SUB, dtype=ct.int32).reshape((1, SUB))
+    ct.scatter(won_values, (rank, lane), values.reshape((RUNS, SUB)), mask=won)
+    ct.scatter(won_ids, (rank, lane), own_id * SUB + lane, mask=won)
+
+
+@ct.kernel
+def sample_rank_kernel(
+    won_values, won_ids, run_maxima, settings, state, sorted_values, sorted_ids, SUB: CI, COLUMNS: CI, PDL: CI
+):
+    """sorted[r] = the id of rank r among the chosen runs' ids (larger value first, ties to the smaller id), r < k.
+
+    won_values, won_ids [CANDIDATES * SUB]: of sample_select, flat; settings [8] float32; state [8] int32;
+    sorted_values [CANDIDATES] float32; sorted_ids [CANDIDATES] int32. k as in sample_select.
+    Grid (CANDIDATES,): one block owns one chosen run; blocks from min(k, runs) on leave at once.
+    Compares only.
+    Columns past the chosen runs are not compared; entries of `sorted` from k on are left as they were.
+    """
+    row = ct.bid(0)
+    if PDL:
+        ct.grid_dependency_control_launch_dependents()
+        ct.grid_dependency_control_wait()
+    active = active_candidates(settings, state)
+    rows = ct.minimum(active, run_maxima.shape[0])
+    if row < rows:
+        own = ct.load(won_values, index=(row,), shape=(SUB,), check_bounds=False, allow_tma=False).reshape((SUB, 1))
+        own_id = ct.load(won_ids, index=(row,), shape=(SUB,), check_bounds=False, allow_tma=False).reshape((SUB, 1))
+        ahead = ct.zeros((SUB, COLUMNS), dtype=ct.int32)
+        for step in range(ct.cdiv(rows * SUB, COLUMNS)):
+            other = ct.load(won_values, index=(step,), shape=(COLUMNS,), check_bounds=False, allow_tma=False)
+            other = other.reshape((1, COLUMNS))
+            other_id = ct.load(won_ids, index=(step,), shape=(COLUMNS,), check_bounds=False, allow_tma=False)
+            other_id = other_id.reshape((1, COLUMNS))
+            column = (ct.arange(COLUMNS, dtype=ct.int32) + step * COLUMNS).reshape((1, COLUMNS))
+            before = (other > own) | ((other == own) & (other_id < own_id))
+            ahead = ahead + ct.where(before & (column < rows * SUB), 1, 0)
+        rank = ct.sum(ahead, axis=1, keepdims=True)
+        ct.scatter(sorted_values, (rank,), own, mask=rank < active)
+        ct.scatter(sorted_ids, (rank,), own_id, mask=rank < active)
+
+
+def argmax(
+    launcher: Launcher,
+    logits: Any,
+    partial_values: Any,
+    partial_ids: Any,
+    sampled: Any,
+    *,
+    vocab: int,
+    config: ArgmaxConfig,
+) -> None:
+    """sampled[0] = first id of the largest of logits[0, :vocab]; two launches.
+
+    Args:
+        logits: [1, V'] float32, V' >= vocab.
+        partial_values, partial_ids: [ceil(V' / chunk)] float32 and int32, workspace.
+        sampled: [1] int32.
+
+    Raises:
+        ValueError, TypeError: shape, dtype or layout.
+    """
+    check_array("argmax: logits", logits, (1, None), "float32")
+    width = int(logits.shape[1])
+    if not 1 <= vocab <= width:
+        raise ValueError(f"argmax: vocab is {vocab}, logits have {width} columns")
+    chunks = -(-width // config.chunk)
+    check_array("argmax: partial_values", partial_values, (chunks,), "float32")
+    check_array("argmax: partial_ids", partial_ids, (chunks,), "int32")
+    check_array("argmax: sampled", sampled, (1,), "int32")
+    args = (logits.reshape(-1), partial_values, partial_ids, config.chunk, vocab, int(launcher.pdl))
+    launcher(argmax_chunk_kernel, (chunks, 1, 1), args)
+    argmax_merge(launcher, partial_values, partial_ids, sampled)
+
+
+def argmax_merge(launcher: Launcher, partial_values: Any, partial_ids: Any, sampled: Any) -> None:
+    """The second stage alone, for a producer that already left one (maximum, first id) per block.
+
+    Args:
+        partial_values, partial_ids: [n] float32 and int32, n <= 4096.
+        sampled: [1] int32.
+    """
+    check_array("argmax: partial_values", partial_values, (None,), "float32")
+    count = int(partial_values.shape[0])
+    check_array("argmax: partial_ids", partial_ids, (count,), "int32")
+    check_array("argmax: sampled", sampled, (1,), "int32")
+    if count > 4096:
+        raise ValueError(f"argmax: {count} partial maxima, at most 4096 fit one block")
+    width = max(128, 1 << (count - 1).bit_length())
+    launcher(argmax_merge_kernel, (1, 1, 1), (partial_values, partial_ids, sampled, width, int(launcher.pdl)))
+
+
+def sample(
+    launcher: Launcher,
+    logits: Any,
+    token_state: Any,
+    settings: Any,
+    state: Any,
+    workspace: SampleWorkspace,
+    sampled: Any,
+    logprob: Any,
+    *,
+    config: SampleConfig,
+) -> None:
+    """Draw one id from logits by the settings in device memory; four launches.
+
+    Args:
+        logits: [1, V] float32.
+        token_state: [V] int32, per id: negative = never sampled; bit 30 = occurs in the prompt; low bits = times
+            sampled. The draw counts its own id.
+        settings: [8] float32, state: [8] int32 (kernels/sampling_layout.py). state's step is advanced.
+        workspace: arrays of `sample_workspace_shapes`.
+        sampled: [1] int32. logprob: [1] float32, natural log of the raw soft-max at that id.
+
+    Raises:
+        ValueError, TypeError: shape, dtype or layout.
+    """
+    check_array("sample: logits", logits, (1, None), "float32")
+    vocab = int(logits.shape[1])
+    check_array("sample: token_state", token_state, (vocab,), "int32")
+    check_array("sample: settings", settings, (SETTINGS,), "float32")
+    check_array("sample: state", state, (STATE_WORDS,), "int32")
+    check_array("sample: sampled", sampled, (1,), "int32")
+    check_array("sample: logprob", logprob, (1,), "float32")
+    for name, (shape, dtype) in sample_workspace_shapes(vocab, config).items():
+        check_array(f"sample: workspace.{name}", getattr(workspace, name), shape, dtype)
+    w, flat, pdl = workspace, logits.reshape(-1), int(launcher.pdl)
+    chunks = -(-vocab // config.chunk)
+    args: tuple[Any, ...] = (flat, token_state, settings, w.adjusted, w.run_maxima, w.partials)
+    launcher(sample_adjust_kernel, (chunks, 1, 1), (*args, config.chunk, config.sub, pdl))
+    args = (w.adjusted, w.run_maxima, settings, state, w.won_values, w.won_ids)
+    columns = 8192 * config.sub // config.chunk  # (runs, columns) compares at once: 64 registers a thread
+    launcher(sample_select_kernel, (chunks, 1, 1), (*args, config.chunk, config.sub, columns, pdl))
+    won = (w.won_values.reshape(-1), w.won_ids.reshape(-1))
+    args = (*won, w.run_maxima, settings, state, w.sorted_values, w.sorted_ids)
+    launcher(sample_rank_kernel, (CANDIDATES, 1, 1), (*args, config.sub, 8192 // config.sub, pdl))
+    args = (flat, w.adjusted, w.partials, w.sorted_values, w.sorted_ids, settings, state, token_state)
+    width = max(128, 1 << (chunks - 1).bit_length())
+    launcher(sample_draw_kernel, (1, 1, 1), (*args, sampled, logprob, width, config.sub, config.tail, pdl))
