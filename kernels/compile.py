@@ -25,6 +25,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cuda.tile._compile import (
+    _get_compiler_version_string,
+    _tileiras_effective_opt_and_device_debug,
+    compile_cubin,
+    compile_tile,
+)
+from cutile_cache._cache import MetadataV1, cache_key, cache_lookup, cache_store
+from cutile_cache._env import get_cache_dir_from_env
+
 from kernels.cubin import Resources, resources
 from kernels.specs import ArraySpec, Recorded, RecordingLauncher
 
@@ -49,7 +58,10 @@ class CompileError(Exception):
 
 @dataclass(frozen=True)
 class Compiled:
-    """One kernel for one target. `cached` is True where tileiras did not have to run."""
+    """One kernel for one target.
+
+    `cached` is True where tileiras did not have to run; `uses_mma` whether its Tile IR has a matrix product.
+    """
 
     kernel: str
     arch: str
@@ -57,14 +69,13 @@ class Compiled:
     hints: tuple[tuple[str, Any], ...]
     seconds: float
     cached: bool
+    uses_mma: bool
     resources: Resources | None
     cubin_bytes: int
 
 
 def cache_dir() -> Path | None:
     """cuda-tile's own cache folder; None when its user has switched it off."""
-    from cutile_cache._env import get_cache_dir_from_env
-
     found = get_cache_dir_from_env()
     return None if found is None else Path(found)
 
@@ -76,18 +87,11 @@ class _Job:
     symbol: str
     bytecode: bytes
     key: str
-    opt_level: int
+    uses_mma: bool
 
 
 def _job(record: Recorded, arch: str) -> _Job:
     """Tile IR and cache key, as cuda.tile's compile_tile makes them."""
-    from cuda.tile._compile import (
-        _get_compiler_version_string,
-        _tileiras_effective_opt_and_device_debug,
-        compile_tile,
-    )
-    from cutile_cache._cache import cache_key
-
     kernel = record.kernel
     try:
         signature = record.signature()
@@ -97,13 +101,16 @@ def _job(record: Recorded, arch: str) -> _Job:
             (signature,),
             arch,
             options,
+            return_final_ir=True,
             return_bytecode=True,
             return_cubin=False,
         )
+        uses_mma = any(type(op).__name__.startswith("TileMma") for op in result.final_ir[0].traverse())
         opt_level, debug = _tileiras_effective_opt_and_device_debug(options, arch)
         version = _get_compiler_version_string()
         bytecode = bytes(result.bytecode)
-        return _Job(record, arch, signature.symbol, bytecode, cache_key(version, arch, opt_level, bytecode, debug), opt_level)
+        key = cache_key(version, arch, opt_level, bytecode, debug)
+        return _Job(record, arch, signature.symbol, bytecode, key, uses_mma)
     except Exception as error:
         raise _explain(record.name, arch, error) from error
 
@@ -121,8 +128,6 @@ def _explain(name: str, arch: str, error: Exception) -> CompileError:
 
 
 def _tileiras(job: _Job, timeout: float | None) -> bytes:
-    from cuda.tile._compile import compile_cubin
-
     with tempfile.TemporaryDirectory(prefix="tileinfer-") as folder:
         source = Path(folder) / "kernel.bytecode"
         source.write_bytes(job.bytecode)
@@ -146,10 +151,9 @@ def _report(job: _Job, cubin: bytes, folder: Path | None) -> Resources:
     return report
 
 
-def _finish(job: _Job, folder: Path | None, timeout: float | None, report: bool) -> Compiled:  # noqa: FBT001
-    from cutile_cache._cache import MetadataV1, cache_lookup, cache_store
-
+def _compile(record: Recorded, arch: str, folder: Path | None, *, timeout: float | None, report: bool) -> Compiled:
     start = time.perf_counter()
+    job = _job(record, arch)
     cubin = None if folder is None else cache_lookup(str(folder), job.key)
     cached = cubin is not None
     try:
@@ -166,7 +170,9 @@ def _finish(job: _Job, folder: Path | None, timeout: float | None, report: bool)
     except Exception as error:
         raise _explain(job.record.name, job.arch, error) from error
     seconds = time.perf_counter() - start
-    return Compiled(job.record.name, job.arch, job.symbol, job.record.hints, seconds, cached, found, len(cubin))
+    return Compiled(
+        job.record.name, job.arch, job.symbol, job.record.hints, seconds, cached, job.uses_mma, found, len(cubin)
+    )
 
 
 def compile_one(record: Recorded, arch: str, *, timeout: float | None = 300, report: bool = True) -> Compiled:
@@ -175,15 +181,14 @@ def compile_one(record: Recorded, arch: str, *, timeout: float | None = 300, rep
     Raises:
         CompileError: the kernel does not compile, tileiras is missing, or `timeout` seconds have passed.
     """
-    return _finish(_job(record, arch), cache_dir(), timeout, report)
+    return _compile(record, arch, cache_dir(), timeout=timeout, report=report)
 
 
 def distinct(records: Iterable[Recorded]) -> list[Recorded]:
     """Records that compile to different code: kernel, hints and signature."""
     seen: dict[Any, Recorded] = {}
     for record in records:
-        function = record.kernel._pyfunc  # noqa: SLF001
-        seen.setdefault((function.__module__, function.__qualname__, record.hints, record.signature().symbol), record)
+        seen.setdefault(record.identity(), record)
     return list(seen.values())
 
 
@@ -198,13 +203,13 @@ def compile_all(
 ) -> Iterator[Compiled | CompileError]:
     """Compile every distinct record for `arch`, `workers` compilers at a time, yielding results as they come.
 
-    A kernel that fails is yielded as its CompileError, and the others go on. `on_progress(done, total, result)` is called
-    in the caller's thread.
+    A kernel that fails is yielded as its CompileError, and the others go on. `on_progress(done, total, result)` is
+    called in the caller's thread.
     """
     jobs = distinct(records)
     folder = cache_dir()
     with ThreadPoolExecutor(max_workers=workers) as pool:
-        futures = [pool.submit(lambda record=record: _finish(_job(record, arch), folder, timeout, report)) for record in jobs]
+        futures = [pool.submit(_compile, record, arch, folder, timeout=timeout, report=report) for record in jobs]
         try:
             for done, future in enumerate(as_completed(futures), 1):
                 error = future.exception()

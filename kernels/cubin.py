@@ -1,13 +1,15 @@
 """What a compiled kernel needs, read from its cubin: registers, shared memory, stack, and instruction counts.
 
-Registers, memory and threads come from the ELF file itself. Instructions come from nvdisasm (PyPI: nvidia-cuda-nvdisasm,
-or a CUDA toolkit on PATH); without it their counts are None.
+Registers, memory and threads come from the ELF file itself. Instructions come from nvdisasm (the package
+nvidia-cuda-nvdisasm, or a CUDA toolkit on PATH); without it their counts are None.
 """
 
 from __future__ import annotations
 
 import collections
 import functools
+import importlib.util
+import os
 import re
 import shutil
 import struct
@@ -29,8 +31,8 @@ _OPCODE = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P[0-9T]+\s+)?([A-Z][A-Za-z0
 class Resources:
     """One kernel on one target.
 
-    `stack_bytes` is local memory per thread; `local_loads` and `local_stores` (LDL, STL) are its traffic. A kernel spills
-    when any of the three is above zero.
+    `stack_bytes` is local memory per thread; LDL and STL instructions are its traffic. A kernel spills when one of the
+    three is above zero.
     """
 
     registers: int
@@ -42,8 +44,12 @@ class Resources:
     def count(self, prefix: str) -> int:
         """Instructions whose name starts so: "HGMMA", "LDG.E.128", "LDL"."""
         if self.instructions is None:
-            raise RuntimeError("instructions were not counted: nvdisasm was not found (pip install nvidia-cuda-nvdisasm)")
-        return sum(number for name, number in self.instructions.items() if name == prefix or name.startswith(prefix + "."))
+            raise RuntimeError(
+                "instructions were not counted: nvdisasm was not found (pip install nvidia-cuda-nvdisasm)"
+            )
+        return sum(
+            number for name, number in self.instructions.items() if name == prefix or name.startswith(prefix + ".")
+        )
 
     @property
     def tensor_core(self) -> dict[str, int]:
@@ -116,11 +122,11 @@ def resources(cubin: bytes, *, disassemble: bool = True) -> Resources:
 def nvdisasm() -> str | None:
     """The disassembler: beside tileiras in the nvidia packages, else on PATH."""
     try:
-        import nvidia.cu13 as toolkit
-    except ImportError:
-        return shutil.which("nvdisasm")
-    beside = [str(Path(root) / "bin") for root in toolkit.__path__]
-    return shutil.which("nvdisasm", path=":".join(beside)) or shutil.which("nvdisasm")
+        found = importlib.util.find_spec("nvidia.cu13")
+    except ModuleNotFoundError:
+        found = None
+    beside = [str(Path(root) / "bin") for root in (found.submodule_search_locations or [])] if found else []
+    return shutil.which("nvdisasm", path=os.pathsep.join(beside)) or shutil.which("nvdisasm")
 
 
 def sass(cubin: bytes) -> str | None:

@@ -15,6 +15,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, Protocol
 
+import cuda.tile as ct
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -50,8 +52,10 @@ class GpuLauncher:
         self.pdl = pdl
 
     def __call__(self, kernel: Any, grid: Grid, args: Sequence[Any]) -> None:
-        import cuda.tile as ct
-
+        for arg in args:
+            if hasattr(arg, "__array_interface__"):
+                name = kernel._pyfunc.__name__  # noqa: SLF001
+                raise TypeError(f"{name}: an argument of shape {arg.shape} is in host memory, expected a device array")
         if self.pdl:
             ct.launch(self.stream, grid, kernel, tuple(args), programmatic_dependent_launch=True)
         else:
@@ -67,7 +71,17 @@ def with_hints(kernel: Any, **hints: int) -> Any:
     return kernel.replace_hints(**hints) if hints else kernel
 
 
-def check_array(what: str, array: Any, shape: tuple[int | None, ...], *dtypes: str) -> None:
+def address(array: Any) -> int:
+    """Where an array starts: in device memory (CuPy), host memory (NumPy) or within its allocation (ArraySpec)."""
+    data: Any = getattr(array, "data", None)
+    if hasattr(data, "ptr"):
+        return int(data.ptr)
+    if hasattr(array, "__array_interface__"):
+        return int(array.__array_interface__["data"][0])
+    return int(array.offset)
+
+
+def check_array(what: str, array: Any, shape: tuple[int | None, ...], *dtypes: str, align: int = 1) -> None:
     """Refuse an array that the kernel would read wrongly, naming both the found and the expected.
 
     Args:
@@ -75,16 +89,21 @@ def check_array(what: str, array: Any, shape: tuple[int | None, ...], *dtypes: s
         array: anything with `shape`, `dtype` and `strides` or `flags` (NumPy, CuPy, a recorded spec).
         shape: the expected shape; None admits any length of at least 1.
         dtypes: NumPy names admitted ("bfloat16", "float32", …).
+        align: bytes by which the address of the first element must be divisible. Kernels that load 16 bytes a thread
+            or through TMA ask for 16: an unaligned array would be compiled for again, and read more slowly.
 
     Raises:
-        ValueError: wrong rank, length or layout (arrays must be C-contiguous).
+        ValueError: wrong rank, length, layout (arrays must be C-contiguous) or alignment.
         TypeError: wrong dtype.
     """
     if str(array.dtype) not in dtypes:
         raise TypeError(f"{what} has dtype {array.dtype}, expected {' or '.join(dtypes)}")
     found = tuple(array.shape)
-    if len(found) != len(shape) or any(want is not None and have != want for have, want in zip(found, shape)) or 0 in found:
+    fits = len(found) == len(shape) and 0 not in found
+    if not fits or any(want not in (None, have) for have, want in zip(found, shape, strict=True)):
         expected = ", ".join("any" if n is None else str(n) for n in shape)
         raise ValueError(f"{what} has shape {found}, expected ({expected})")
     if not array.flags.c_contiguous:
         raise ValueError(f"{what} is not C-contiguous (strides {tuple(array.strides)} bytes)")
+    if align > 1 and address(array) % align:
+        raise ValueError(f"{what} starts at address {address(array):#x}, expected a multiple of {align} bytes")

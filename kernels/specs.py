@@ -12,6 +12,19 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import cuda.tile as ct
+from cuda.tile.compilation import (
+    ArrayConstraint,
+    CallingConvention,
+    ConstantConstraint,
+    KernelSignature,
+    ListConstraint,
+    ScalarConstraint,
+    TupleConstraint,
+)
+
+from kernels.launch import address
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -162,6 +175,11 @@ class Recorded:
     def signature(self) -> Any:
         return signature(self.kernel, self.args)
 
+    def identity(self) -> tuple[Any, ...]:
+        """Equal for two launches that run the same code."""
+        function = self.kernel._pyfunc  # noqa: SLF001
+        return function.__module__, function.__qualname__, self.hints, self.signature().symbol
+
 
 class RecordingLauncher:
     """A Launcher that keeps every launch in `records` and runs none."""
@@ -186,8 +204,6 @@ def signature(kernel: Any, args: Sequence[Any]) -> Any:
     As in cuda-tile 1.7: no two arrays alias; a stride of 1 and a length of 1 are constants; base address and strides in
     bytes are told apart by divisibility by 16, lengths in elements likewise.
     """
-    from cuda.tile.compilation import CallingConvention, KernelSignature
-
     notes = kernel._annotated_function.parameter_annotations  # noqa: SLF001
     if len(notes) != len(args):
         raise TypeError(f"{kernel._pyfunc.__name__} takes {len(notes)} arguments, got {len(args)}")  # noqa: SLF001
@@ -198,9 +214,6 @@ def signature(kernel: Any, args: Sequence[Any]) -> Any:
 
 
 def _constraint(arg: Any, note: Any) -> Any:
-    import cuda.tile as ct
-    from cuda.tile.compilation import ConstantConstraint, ListConstraint, ScalarConstraint, TupleConstraint
-
     if hasattr(arg, "strides") and hasattr(arg, "shape"):
         return _array(arg, getattr(note, "array", None))
     if isinstance(arg, tuple):
@@ -212,30 +225,17 @@ def _constraint(arg: Any, note: Any) -> Any:
         if any(other != first for other in others):
             raise TypeError("arrays of one list must agree in type, rank and alignment to be compiled ahead of time")
         return ListConstraint(first, alias_groups=(), elements_may_alias=True)
+    if not isinstance(arg, (bool, int, float)):
+        raise TypeError(f"a kernel argument of type {type(arg).__name__} cannot be compiled ahead of time")
     if getattr(note, "constant", False):
         return ConstantConstraint(arg)
-    if isinstance(arg, bool):
-        return ScalarConstraint(ct.bool_)
-    if isinstance(arg, int):
-        scalar = getattr(note, "scalar", None)
-        return ScalarConstraint(ct.int32 if scalar is None else scalar.dtype)
-    if isinstance(arg, float):
-        return ScalarConstraint(ct.float32)
-    raise TypeError(f"a kernel argument of type {type(arg).__name__} cannot be compiled ahead of time")
-
-
-def _address(array: Any) -> int:
-    """Alignment is all that matters of an address."""
-    if isinstance(array, ArraySpec):
-        return array.offset
-    data = getattr(array, "data", None)
-    return int(data.ptr) if hasattr(data, "ptr") else int(array.__array_interface__["data"][0])
+    scalar = getattr(note, "scalar", None)
+    if scalar is not None:
+        return ScalarConstraint(scalar.dtype)
+    return ScalarConstraint(ct.bool_ if isinstance(arg, bool) else ct.int32 if isinstance(arg, int) else ct.float32)
 
 
 def _array(array: Any, note: Any) -> Any:
-    import cuda.tile as ct
-    from cuda.tile.compilation import ArrayConstraint
-
     size = array.dtype.itemsize
     rank = len(array.shape)
     steps = tuple(stride // size for stride in array.strides)
@@ -253,12 +253,9 @@ def _array(array: Any, note: Any) -> Any:
             step if (i in fixed_steps if fixed_steps else step == 1) else None for i, step in enumerate(steps)
         ],
         shape_constant=[n if n == 1 or i in fixed_sides else None for i, n in enumerate(array.shape)],
-        stride_divisible_by=[
-            16 // size if stride % 16 == 0 and step not in (0, 1) else 1
-            for stride, step in zip(array.strides, steps, strict=True)
-        ],
+        stride_divisible_by=[16 // size if stride % 16 == 0 else 1 for stride in array.strides],
         shape_divisible_by=[16 if n % 16 == 0 else 1 for n in array.shape],
-        base_addr_divisible_by=16 if _address(array) % 16 == 0 else 1,
+        base_addr_divisible_by=16 if address(array) % 16 == 0 else 1,
     )
 
 

@@ -60,7 +60,7 @@ def is_unsigned(dtype: np.dtype) -> bool:
 
 
 @functools.cache
-def promote(x: np.dtype, y: np.dtype, force_float: bool = False) -> np.dtype:  # noqa: FBT001, FBT002
+def promote(x: np.dtype, y: np.dtype, force_float: bool = False) -> np.dtype:
     """The common type of two tiles; the compiler refuses some pairs (float16 with bfloat16)."""
     try:
         return TO_NUMPY[promote_dtypes(TO_TILE[x], TO_TILE[y], force_float)]
@@ -79,7 +79,7 @@ def constant_dtype(value: Number) -> np.dtype:
     return np.dtype(np.int64) if -(2**63) <= value < 2**63 else np.dtype(np.uint64)
 
 
-def promote_constant(dtype: np.dtype, value: Number, force_float: bool = False) -> np.dtype:  # noqa: FBT001, FBT002
+def promote_constant(dtype: np.dtype, value: Number, force_float: bool = False) -> np.dtype:
     """The common type of a tile and a Python constant: the tile's, unless the constant's category is stronger."""
     strength = 0 if isinstance(value, bool) else 1 if isinstance(value, int) else 2
     have = kind(dtype)
@@ -106,7 +106,7 @@ def constant(value: Number, dtype: np.dtype) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=4096, typed=True)
-def constant_type(dtype: np.dtype, value: Number, force_float: bool) -> np.dtype:  # noqa: FBT001
+def constant_type(dtype: np.dtype, value: Number, force_float: bool) -> np.dtype:
     """`promote_constant`, remembered: it runs for every 'tile + 1'."""
     return promote_constant(dtype, value, force_float)
 

@@ -17,10 +17,10 @@ from cuda.tile._dispatch_mode import DispatchMode
 from kernels.interpreter import atomics, ops, reductions
 from kernels.interpreter.dtypes import FLOAT32, INT32, TO_TILE
 from kernels.interpreter.errors import InterpreterError
-from kernels.interpreter.memory import PAD, Array
+from kernels.interpreter.memory import PAD, Array, axes_of
 from kernels.interpreter.races import Chain, Launch
 from kernels.interpreter.tile import Tile, check_shape
-from kernels.interpreter.views import Slice, load_advanced, store_advanced
+from kernels.interpreter.views import RawMemory, TiledView, fill_slice, load_advanced, store_advanced
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -197,7 +197,9 @@ def _load(
     memory_scope: Any = None,
 ) -> Tile:
     del latency, allow_tma, memory_scope  # hints change the speed, not the result
-    return array.load_tile(index, shape, order, padding_mode, check_bounds, None, memory_order)
+    return array.load_tile(
+        index, shape, order=order, padding=padding_mode, check_bounds=check_bounds, ordering=memory_order
+    )
 
 
 def _store(
@@ -214,7 +216,7 @@ def _store(
     memory_scope: Any = None,
 ) -> None:
     del latency, allow_tma, memory_scope
-    array.store_tile(index, tile, order, check_bounds, None, memory_order)
+    array.store_tile(index, tile, order=order, check_bounds=check_bounds, ordering=memory_order)
 
 
 def _gather(
@@ -239,8 +241,6 @@ def _scatter(
 
 
 def _num_tiles(array: Any, /, axis: int, shape: Any, order: Any = "C") -> Tile:
-    from kernels.interpreter.memory import axes_of
-
     sides = check_shape(shape, "num_tiles") or (1,) * array.a.ndim
     have = array.a.shape[axes_of(order, array.a.ndim)[axis]]
     return Tile(np.int32(-(-have // sides[axis])))
@@ -253,11 +253,15 @@ def _load_advanced(
     return load_advanced(array, indices, padding_mode)
 
 
-def _store_advanced(
-    array: Any, indices: Any, tile: Any, /, *, latency: Any = None, allow_tma: Any = None
-) -> None:
+def _store_advanced(array: Any, indices: Any, tile: Any, /, *, latency: Any = None, allow_tma: Any = None) -> None:
     del latency, allow_tma
     store_advanced(array, indices, tile)
+
+
+def _tiled_view(
+    array: Any, tile_shape: Any, *, padding_mode: Any = PAD.UNDETERMINED, traversal_steps: Any = None
+) -> TiledView:
+    return TiledView(array, check_shape(tile_shape, "tiled_view"), padding_mode, traversal_steps)
 
 
 MEMORY: dict[str, Any] = {
@@ -268,5 +272,8 @@ MEMORY: dict[str, Any] = {
     "num_tiles": _num_tiles,
     "load_advanced_indexing": _load_advanced,
     "store_advanced_indexing": _store_advanced,
-    "Slice.__init__": Slice,
+    "Slice.__init__": fill_slice,
+    "Array.slice": Array.cut,
+    "Array.tiled_view": _tiled_view,
+    "Array.get_raw_memory": RawMemory,
 }

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import cuda.tile as ct
 import numpy as np
 
-from kernels.interpreter.dtypes import TO_TILE, kind, storable
+from kernels.interpreter.dtypes import TO_TILE, constant, constant_type, kind, storable
 from kernels.interpreter.errors import InterpreterError
 from kernels.interpreter.tile import Tile, as_tile, check_shape
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _UNWRITTEN: dict[int, tuple[weakref.ref, np.ndarray]] = {}  # id of a root -> the root, True where nothing was written
 PAD, WEAK = ct.PaddingMode, ct.MemoryOrder.WEAK
-_PAD_VALUES = {PAD.ZERO: 0.0, PAD.NEG_ZERO: -0.0, PAD.NAN: np.nan, PAD.POS_INF: np.inf, PAD.NEG_INF: -np.inf}
+PAD_VALUES = {PAD.ZERO: 0.0, PAD.NEG_ZERO: -0.0, PAD.NAN: np.nan, PAD.POS_INF: np.inf, PAD.NEG_INF: -np.inf}
 _ROW_MAJOR: dict[int, tuple[int, ...]] = {rank: tuple(range(rank)) for rank in range(9)}
 
 
@@ -122,23 +122,13 @@ class Array(ct.Array):
     def __repr__(self) -> str:
         return f"{self.name}{self.a.shape}"
 
-    def slice(self, axis: int, start: Any, stop: Any) -> Array:
+    def cut(self, axis: int, start: Any, stop: Any) -> Array:
         lo, hi, side = operator.index(start), operator.index(stop), self.a.shape[axis]
         if not (0 <= lo <= hi <= side):
             raise InterpreterError(f"slice of {self!r}, axis {axis}: {lo}:{hi} lies outside 0:{side}")
         part = [slice(None)] * self.a.ndim
         part[axis] = slice(lo, hi)
         return Array(self.a[tuple(part)], f"{self.name}[{axis}: {lo}:{hi}]", self.launch)
-
-    def tiled_view(self, tile_shape: Any, *, padding_mode: Any = PAD.UNDETERMINED, traversal_steps: Any = None) -> Any:
-        from kernels.interpreter.views import TiledView
-
-        return TiledView(self, check_shape(tile_shape, "tiled_view"), padding_mode, traversal_steps)
-
-    def get_raw_memory(self) -> Any:
-        from kernels.interpreter.views import RawMemory
-
-        return RawMemory(self)
 
     def over(self, bytemap: np.ndarray) -> np.ndarray:
         """This array's elements in a per-byte map of its root."""
@@ -175,9 +165,10 @@ class Array(ct.Array):
         self,
         index: Any,
         shape: Any,
-        order: Any,
-        padding: Any,
-        check_bounds: bool,  # noqa: FBT001
+        *,
+        order: Any = "C",
+        padding: Any = PAD.UNDETERMINED,
+        check_bounds: bool = True,
         steps: Any = None,
         ordering: Any = WEAK,
     ) -> Tile:
@@ -200,42 +191,39 @@ class Array(ct.Array):
         if whole:
             data = source[part].copy()
         else:
-            data, bad = self._padded(source[part], bad, sides, padding, check_bounds, part)
+            if not check_bounds:
+                raise InterpreterError(
+                    f"load of {self!r}: check_bounds=False, but the tile {sides} overhangs {_text(part)}"
+                )
+            data, bad = self._padded(source[part], bad, sides, padding)
         if bad is not None:
             launch.suspects.add(f"load of {self!r} at {_text(part)}")
         if not shape:
             data, bad = data.reshape(()), None if bad is None else bad.reshape(())
         return Tile(data, bad)
 
-    def _padded(
-        self, inside: np.ndarray, bad: Any, sides: Any, padding: Any, check_bounds: bool, part: Any  # noqa: FBT001
-    ) -> tuple[np.ndarray, Any]:
-        if not check_bounds:
-            raise InterpreterError(f"load of {self!r}: check_bounds=False, but the tile {sides} overhangs {_text(part)}")
+    def _padded(self, inside: np.ndarray, bad: Any, sides: Any, padding: Any) -> tuple[np.ndarray, Any]:
+        """A tile whose first elements are `inside`, and the rest what the padding mode says."""
         core = tuple(slice(0, n) for n in inside.shape)
+        undetermined = padding is PAD.UNDETERMINED
+        if not undetermined and padding is not PAD.ZERO and kind(self.a.dtype) != 2:
+            raise InterpreterError(f"load of {self!r}: {padding} needs a float array, this one is {self.a.dtype}")
         data = np.empty(sides, self.a.dtype)
-        if padding is PAD.UNDETERMINED:
-            data[...] = garbage(self.a.dtype)
-            mask = np.ones(sides, bool)
-            mask[core] = False if bad is None else bad
-            bad = mask if self.launch.checks else None
-        else:
-            if padding is not PAD.ZERO and kind(self.a.dtype) != 2:
-                raise InterpreterError(f"load of {self!r}: {padding} needs a float array, this one is {self.a.dtype}")
-            data[...] = np.array(_PAD_VALUES[padding]).astype(self.a.dtype)
-            if bad is not None:
-                mask = np.zeros(sides, bool)
-                mask[core] = bad
-                bad = mask
+        data[...] = garbage(self.a.dtype) if undetermined else np.array(PAD_VALUES[padding]).astype(self.a.dtype)
         data[core] = inside
-        return data, bad
+        if bad is None and not (undetermined and self.launch.checks):
+            return data, None
+        mask = np.full(sides, undetermined)
+        mask[core] = False if bad is None else bad
+        return data, mask
 
     def store_tile(
         self,
         index: Any,
         tile: Any,
-        order: Any,
-        check_bounds: bool,  # noqa: FBT001
+        *,
+        order: Any = "C",
+        check_bounds: bool = True,
         steps: Any = None,
         ordering: Any = WEAK,
     ) -> None:
@@ -244,7 +232,9 @@ class Array(ct.Array):
         sides = tile.a.shape or (1,) * self.a.ndim
         part, whole = self.window("store", index, sides, order, steps)
         if not whole and not check_bounds:
-            raise InterpreterError(f"store to {self!r}: check_bounds=False, but the tile {sides} overhangs {_text(part)}")
+            raise InterpreterError(
+                f"store to {self!r}: check_bounds=False, but the tile {sides} overhangs {_text(part)}"
+            )
         target = self.a if order == _ROW_MAJOR[self.a.ndim] else self.a.transpose(order)
         data, bad = tile.a, tile.bad
         if data.shape != sides:
@@ -253,7 +243,9 @@ class Array(ct.Array):
             core = tuple(slice(0, p.stop - p.start) for p in part)
             data, bad = data[core], None if bad is None else bad[core]
         if bad is not None and bad.any():
-            raise InterpreterError(f"store to {self!r} at {_text(part)} writes an undetermined value{self.launch.blame()}")
+            raise InterpreterError(
+                f"store to {self!r} at {_text(part)} writes an undetermined value{self.launch.blame()}"
+            )
         if self.launch.checks:
             if ordering is not WEAK:
                 self.launch.orders(self, self.positions(order, part), ordering)
@@ -270,9 +262,7 @@ class Array(ct.Array):
     def castable(self, what: str, value: Any) -> Tile:
         """The value in the array's type, if the compiler would cast it by itself."""
         if isinstance(value, (bool, int, float)):
-            from kernels.interpreter.dtypes import constant, constant_type
-
-            if constant_type(self.a.dtype, value, False) != self.a.dtype:  # noqa: FBT003
+            if constant_type(self.a.dtype, value, False) != self.a.dtype:
                 raise InterpreterError(f"{what} to {self!r}: constant {value} does not fit {self.a.dtype}")
             return Tile(constant(value, self.a.dtype))
         tile = as_tile(value)
@@ -285,7 +275,7 @@ class Array(ct.Array):
     # -- single elements
 
     def elements(
-        self, what: str, indices: Any, mask: Any, check_bounds: bool  # noqa: FBT001
+        self, what: str, indices: Any, mask: Any, check_bounds: bool
     ) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
         """Index arrays broadcast to one shape, and which of their elements take part."""
         items = indices if isinstance(indices, tuple) else (indices,)
@@ -310,7 +300,7 @@ class Array(ct.Array):
         live = live & inside
         return tuple(np.where(live, position, 0) for position in where), live
 
-    def gather(self, indices: Any, mask: Any, padding_value: Any, check_bounds: bool) -> Tile:  # noqa: FBT001
+    def gather(self, indices: Any, mask: Any, padding_value: Any, check_bounds: bool) -> Tile:
         where, live = self.elements("gather", indices, mask, check_bounds)
         pad = self.castable("gather padding", padding_value)
         taken = tuple(position[live] for position in where)
@@ -329,7 +319,7 @@ class Array(ct.Array):
                 self.launch.suspects.add(f"gather of {self!r}")
         return Tile(data, bad)
 
-    def scatter(self, indices: Any, value: Any, mask: Any, check_bounds: bool) -> None:  # noqa: FBT001
+    def scatter(self, indices: Any, value: Any, mask: Any, check_bounds: bool) -> None:
         where, live = self.elements("scatter", indices, mask, check_bounds)
         tile = self.castable("scatter", value)
         taken = tuple(position[live] for position in where)

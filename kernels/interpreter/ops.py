@@ -8,11 +8,12 @@ hints about speed here: `approx` results differ from a GPU's by their last bits.
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kernels.interpreter.dtypes import BOOL, FLOAT32, INT32, TO_TILE, constant, kind, numpy_dtype, promote
+from kernels.interpreter.dtypes import BOOL, FLOAT32, constant, constant_type, kind, numpy_dtype, promote
 from kernels.interpreter.errors import InterpreterError
 from kernels.interpreter.tile import BINARY, Tile, as_tile, binary, check_shape
 
@@ -136,16 +137,14 @@ def where(cond: Any, x: Any, y: Any, /) -> Tile:
 
 def _pair(x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
     """Both operands in their common type."""
-    from kernels.interpreter.dtypes import constant_type
-
     if isinstance(x, Tile) and isinstance(y, Tile):
         want = promote(x.a.dtype, y.a.dtype)
         return x.cast(want).a, y.cast(want).a
     if isinstance(x, Tile):
-        want = constant_type(x.a.dtype, y, False)  # noqa: FBT003
+        want = constant_type(x.a.dtype, y, False)
         return x.cast(want).a, constant(y, want)
     if isinstance(y, Tile):
-        want = constant_type(y.a.dtype, x, False)  # noqa: FBT003
+        want = constant_type(y.a.dtype, x, False)
         return constant(x, want), y.cast(want).a
     a, b = as_tile(x), as_tile(y)
     want = promote(a.a.dtype, b.a.dtype)
@@ -192,9 +191,7 @@ def cat(tiles: Any, /, axis: int) -> Tile:
 def broadcast_to(x: Any, /, shape: Any) -> Tile:
     tile, shape = as_tile(x), check_shape(shape, "broadcast_to")
     try:
-        return Tile(
-            np.broadcast_to(tile.a, shape), None if tile.bad is None else np.broadcast_to(tile.bad, shape)
-        )
+        return Tile(np.broadcast_to(tile.a, shape), None if tile.bad is None else np.broadcast_to(tile.bad, shape))
     except ValueError:
         raise InterpreterError(f"broadcast_to: {tile.a.shape} is not broadcastable to {shape}") from None
 
@@ -209,12 +206,16 @@ def mma(x: Tile, y: Tile, /, acc: Tile, *, use_fast_acc: bool = False) -> Tile:
     if xa.dtype != ya.dtype and not {str(xa.dtype), str(ya.dtype)} <= {"int8", "uint8"}:
         raise InterpreterError(f"mma of {xa.dtype} and {ya.dtype}")
     if str(acc.a.dtype) not in allowed:
-        raise InterpreterError(f"mma of {xa.dtype} accumulates in {' or '.join(allowed) or 'nothing'}, not {acc.a.dtype}")
+        raise InterpreterError(
+            f"mma of {xa.dtype} accumulates in {' or '.join(allowed) or 'nothing'}, not {acc.a.dtype}"
+        )
     if xa.ndim < 2 or ya.ndim < 2 or xa.shape[-1] != ya.shape[-2]:
         raise InterpreterError(f"mma of {xa.shape} and {ya.shape}")
     product = _product(xa, ya, acc.a.dtype)
     if product.shape != acc.a.shape:
-        raise InterpreterError(f"mma of {xa.shape} and {ya.shape} makes {product.shape}, the accumulator is {acc.a.shape}")
+        raise InterpreterError(
+            f"mma of {xa.shape} and {ya.shape} makes {product.shape}, the accumulator is {acc.a.shape}"
+        )
     bad = _product_bad(x, y, product.shape)
     if acc.bad is not None:
         bad = acc.bad if bad is None else bad | acc.bad
@@ -252,8 +253,6 @@ def matmul(x: Tile, y: Tile, /) -> Tile:
 
 
 def _print(*args: Any, sep: str = " ", end: str = "\n") -> None:
-    import sys
-
     sys.stdout.write(sep.join(str(a.a if isinstance(a, Tile) else a) for a in args) + end)
 
 
@@ -330,4 +329,3 @@ TABLE |= {
     "ensure_constant": ensure_constant,
     "assume_divisible_by": assume_divisible_by,
 }
-__all__ = ["INT32", "TABLE", "TO_TILE", "matmul"]

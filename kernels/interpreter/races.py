@@ -161,6 +161,6 @@ def shares(x: np.ndarray, y: np.ndarray) -> bool:
     if root_of(x) is not root_of(y) or not np.may_share_memory(x, y):
         return False
     try:
-        return bool(np.shares_memory(x, y, max_work=100_000))
+        return bool(np.shares_memory(x, y, max_work=100_000))  # type: ignore[arg-type]  # any number is a limit
     except np.exceptions.TooHardError:
         return True

@@ -50,7 +50,9 @@ def _simple(name: str, function: Callable[..., Any], nan_function: Callable[...,
 
 def _arg(name: str, sign: int) -> Any:
     def operation(x: Tile, /, axis: int | None = None, *, keepdims: bool = False, propagate_nan: bool = False) -> Tile:
-        data, bad = (x.a, x.bad) if axis is not None else (x.a.reshape(-1), None if x.bad is None else x.bad.reshape(-1))
+        data, bad = (
+            (x.a, x.bad) if axis is not None else (x.a.reshape(-1), None if x.bad is None else x.bad.reshape(-1))
+        )
         along = 0 if axis is None else _axes(axis, data.ndim)[0]
         if data.dtype == BOOL:
             data = data.astype(np.int32)
@@ -65,7 +67,7 @@ def _arg(name: str, sign: int) -> Any:
     return operation
 
 
-def _first(data: np.ndarray, axis: int, sign: int, propagate_nan: bool) -> np.ndarray:  # noqa: FBT001
+def _first(data: np.ndarray, axis: int, sign: int, propagate_nan: bool) -> np.ndarray:
     """The smallest position of the extreme; NaN is the worst value, or the best when it propagates."""
     best = np.maximum if sign > 0 else np.minimum
     if kind(data.dtype) == 2:
@@ -104,7 +106,7 @@ def _operands(x: Any) -> tuple[bool, list[Tile]]:
     return several, spread
 
 
-def _combine(func: Any, several: bool, left: list[Tile], right: list[Tile]) -> list[Tile]:  # noqa: FBT001
+def _combine(func: Any, several: bool, left: list[Tile], right: list[Tile]) -> list[Tile]:
     result = func(*left, *right)
     results = list(result) if several else [result]
     if len(results) != len(left):

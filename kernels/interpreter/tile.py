@@ -1,7 +1,7 @@
 """A tile of the interpreter: a NumPy array with the compiler's typing rules, and a mask of undetermined elements.
 
-`bad` marks elements that came from undetermined padding or from memory nothing wrote. It travels with the arithmetic and
-raises only where the value would matter: in a store, an atomic, an index or a branch. So a kernel may load a ragged
+`bad` marks elements that came from undetermined padding or from memory nothing wrote. It travels with the arithmetic
+and raises only where the value would matter: in a store, an atomic, an index or a branch. So a kernel may load a ragged
 edge, as long as it masks it (ct.where) or stores it out of bounds, exactly as on a GPU.
 """
 
@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any
 import cuda.tile as ct
 import numpy as np
 
-from kernels.interpreter.dtypes import BOOL, TO_TILE, constant, constant_dtype, constant_type, kind, numpy_dtype, promote
+from kernels.interpreter.dtypes import (
+    BOOL,
+    TO_TILE,
+    constant,
+    constant_dtype,
+    constant_type,
+    kind,
+    numpy_dtype,
+    promote,
+)
 from kernels.interpreter.errors import InterpreterError
 
 if TYPE_CHECKING:
@@ -261,10 +270,10 @@ class Tile(ct.Tile):
     def __ge__(self, other: Any) -> Any:
         return binary("greater_equal", self, other)
 
-    def __eq__(self, other: Any) -> Any:
+    def __eq__(self, other: object) -> Any:
         return binary("equal", self, other)
 
-    def __ne__(self, other: Any) -> Any:
+    def __ne__(self, other: object) -> Any:
         return binary("not_equal", self, other)
 
     def __neg__(self) -> Any:
@@ -282,11 +291,6 @@ class Tile(ct.Tile):
         if kind(self.a.dtype) == 2:
             raise InterpreterError(f"'~' of a {self.a.dtype} tile")
         return Tile(np.invert(self.a), self.bad)
-
-    def __matmul__(self, other: Any) -> Any:
-        from kernels.interpreter.ops import matmul  # the operation table imports this module
-
-        return matmul(self, other)
 
 
 def _floordiv(x: Any, y: Any) -> Any:

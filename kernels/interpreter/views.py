@@ -9,7 +9,7 @@ import numpy as np
 
 from kernels.interpreter.dtypes import kind
 from kernels.interpreter.errors import InterpreterError
-from kernels.interpreter.memory import PAD, Array, garbage
+from kernels.interpreter.memory import PAD, PAD_VALUES, Array, garbage
 from kernels.interpreter.tile import Tile, check_shape
 
 if TYPE_CHECKING:
@@ -35,7 +35,13 @@ class TiledView:
 
     def load(self, index: Any, *, check_bounds: bool = True, latency: Any = None, allow_tma: Any = None) -> Tile:
         del latency, allow_tma  # hints change the speed, not the result
-        return self.array.load_tile(index, self.tile_shape, "C", self.padding_mode, check_bounds, self.traversal_steps)
+        return self.array.load_tile(
+            index,
+            self.tile_shape,
+            padding=self.padding_mode,
+            check_bounds=check_bounds,
+            steps=self.traversal_steps,
+        )
 
     def store(
         self, index: Any, tile: Any, *, check_bounds: bool = True, latency: Any = None, allow_tma: Any = None
@@ -44,15 +50,13 @@ class TiledView:
         whole = self.array.castable("store", tile)
         data = np.broadcast_to(whole.a, self.tile_shape)
         bad = None if whole.bad is None else np.broadcast_to(whole.bad, self.tile_shape)
-        self.array.store_tile(index, Tile(data, bad), "C", check_bounds, self.traversal_steps)
+        self.array.store_tile(index, Tile(data, bad), check_bounds=check_bounds, steps=self.traversal_steps)
 
 
-class Slice:
-    """The dense part of an advanced index: `length` elements from `start`."""
-
-    def __init__(self, start: Any, length: int) -> None:
-        self.start = operator.index(start)
-        self.length = check_shape(length, "Slice")[0]
+def fill_slice(self: Any, start: Any, length: int) -> None:
+    """ct.Slice(start, length), the dense part of an advanced index."""
+    self.start = operator.index(start)
+    self.length = check_shape(length, "Slice")[0]
 
 
 class RawMemory:
@@ -66,11 +70,11 @@ class RawMemory:
 
     def load_offset(self, offset: Any, /, *, mask: Any = None, padding_value: Any = 0, latency: Any = None) -> Tile:
         del latency
-        return self.flat.gather(offset, mask, padding_value, False)  # noqa: FBT003
+        return self.flat.gather(offset, mask, padding_value, False)
 
     def store_offset(self, offset: Any, value: Any, /, *, mask: Any = None, latency: Any = None) -> None:
         del latency
-        self.flat.scatter(offset, value, mask, False)  # noqa: FBT003
+        self.flat.scatter(offset, value, mask, False)
 
 
 def _advanced(array: Array, indices: Any) -> tuple[tuple[Tile, ...], tuple[int, ...]]:
@@ -94,14 +98,11 @@ def _advanced(array: Array, indices: Any) -> tuple[tuple[Tile, ...], tuple[int, 
 
 def load_advanced(array: Array, indices: Any, padding_mode: Any) -> Tile:
     items, _ = _advanced(array, indices)
-    values = {PAD.ZERO: 0, PAD.UNDETERMINED: 0}
-    if padding_mode not in values and kind(array.a.dtype) != 2:
+    pad = 0 if padding_mode in (PAD.ZERO, PAD.UNDETERMINED) else PAD_VALUES[padding_mode]
+    if pad != 0 and kind(array.a.dtype) != 2:
         raise InterpreterError(f"advanced load of {array!r}: {padding_mode} needs a float array")
-    pad = values.get(padding_mode)
-    if pad is None:
-        pad = {PAD.NAN: np.nan, PAD.POS_INF: np.inf, PAD.NEG_INF: -np.inf, PAD.NEG_ZERO: -0.0}[padding_mode]
-    tile = array.gather(items, None, pad, True)  # noqa: FBT003
-    _, inside = array.elements("advanced load", items, None, True)  # noqa: FBT003
+    tile = array.gather(items, None, pad, True)
+    _, inside = array.elements("advanced load", items, None, True)
     if not inside.any():
         raise InterpreterError(f"advanced load of {array!r}: the tile lies wholly outside")
     if padding_mode is PAD.UNDETERMINED and not inside.all() and array.launch.checks:
@@ -117,4 +118,4 @@ def store_advanced(array: Array, indices: Any, tile: Any) -> None:
     value = array.castable("advanced store", tile)
     if value.a.shape != sides:
         raise InterpreterError(f"advanced store to {array!r}: tile {value.a.shape}, but the indices make {sides}")
-    array.scatter(items, value, None, True)  # noqa: FBT003
+    array.scatter(items, value, None, True)
