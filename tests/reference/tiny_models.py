@@ -1,0 +1,143 @@
+"""Tiny models whose weights follow from a hash, so that no checkpoint needs to be stored.
+
+The golden script (Transformers) and the tests (TileInfer) both build their checkpoints from here. Values are small
+multiples of powers of two: exact in float32, float16 and bfloat16 alike, so that one golden serves all three.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+
+_BASE: dict[str, Any] = {
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 256,
+    "eos_token_id": 2,
+    "bos_token_id": 1,
+}
+_LLAMA = {**_BASE, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+_QWEN3 = {**_BASE, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "rms_norm_eps": 1e-6, "head_dim": 32}
+_LONG = {**_LLAMA, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+_LONG["max_position_embeddings"] = 16384
+
+
+def _new(kind: str, theta: float = 10000.0, **options: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **options}}
+
+
+def _old(kind: str, theta: float = 10000.0, key: str = "rope_type", **options: Any) -> dict[str, Any]:
+    return {"rope_theta": theta, "rope_scaling": {key: kind, **options}}
+
+
+_LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+_LLAMA3_LONG = {**_LLAMA3, "original_max_position_embeddings": 2048}
+_YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
+_YARN_FULL = {**_YARN, "beta_fast": 16.0, "beta_slow": 2.0, "mscale": 0.7, "mscale_all_dim": 1.1, "truncate": False}
+
+# name -> config.json
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama-tied": {**_LLAMA, "rope_theta": 10000.0, "rope_scaling": None, "tie_word_embeddings": True},
+    "llama-head-dim": {**_LLAMA, **_new("default", 5e5), "head_dim": 24, "num_key_value_heads": 1},
+    "llama-biases": {**_LLAMA, **_new("default"), "attention_bias": True, "mlp_bias": True, "head_dim": None},
+    "llama-mha": {**_LLAMA, "rope_theta": 10000, "num_key_value_heads": None, "num_attention_heads": 8},
+    "llama-linear": {**_LLAMA, **_old("linear", key="type", factor=2.5)},
+    "llama-dynamic": {**_LLAMA, **_old("dynamic", factor=4.0)},
+    "llama-llama3": {**_LLAMA, **_old("llama3", 5e5, **_LLAMA3), "tie_word_embeddings": True},
+    "llama-yarn": {**_LLAMA, **_new("yarn", **_YARN)},
+    "qwen3-tied": {**_QWEN3, **_new("default", 1e6), "tie_word_embeddings": True},
+    "qwen3-untied": {**_QWEN3, "rope_theta": 1000000, "rope_scaling": None, "attention_bias": True},
+    "qwen3-linear": {**_QWEN3, **_new("linear", factor=4.0), "num_key_value_heads": 4},
+    "qwen3-yarn": {**_QWEN3, **_old("yarn", 1e6, **_YARN_FULL), "num_key_value_heads": 1},
+    "long-default": {**_LONG, **_new("default", 5e5)},
+    "long-linear": {**_LONG, **_old("linear", key="type", factor=4.0)},
+    "long-llama3": {**_LONG, **_old("llama3", 5e5, key="type", **_LLAMA3_LONG)},
+    "long-yarn": {**_LONG, **_new("yarn", **{**_YARN, "original_max_position_embeddings": 4096})},
+}
+GREEDY = tuple(name for name in VARIANTS if not name.startswith("long"))
+LONG = tuple(name for name in VARIANTS if name.startswith("long"))
+GREEDY_STEPS = 64
+LONG_TOKENS = 12_004
+ROPE_POSITIONS = (0, 1, 255, 4_095, 12_000, 40_959)
+
+
+def other_rope_form(config: dict[str, Any]) -> dict[str, Any]:
+    """The same config with its rope fields in the other of the two forms."""
+    rest = {k: v for k, v in config.items() if k not in ("rope_theta", "rope_scaling", "rope_parameters")}
+    if "rope_parameters" in config:
+        options = dict(config["rope_parameters"])
+        theta = options.pop("rope_theta")
+        default = options.get("rope_type") == "default"
+        return {**rest, "rope_theta": theta, "rope_scaling": None if default else options}
+    options = dict(config.get("rope_scaling") or {"rope_type": "default"})
+    options["rope_type"] = options.pop("type", options.get("rope_type"))
+    return {**rest, "rope_parameters": {**options, "rope_theta": config["rope_theta"]}}
+
+
+def prompt(name: str, length: int, salt: int = 0) -> list[int]:
+    """Token ids that follow from the name and the salt; 0 … 2 are left out."""
+    vocab = VARIANTS[name]["vocab_size"]
+    return (3 + _hash(f"{name}/prompt/{salt}", length) % np.uint64(vocab - 3)).astype(int).tolist()
+
+
+def tensors(name: str) -> dict[str, np.ndarray]:
+    """The checkpoint of a variant by Hugging Face's names, as float32."""
+    return {tensor: _values(f"{name}/{tensor}", shape) for tensor, shape in shapes(VARIANTS[name]).items()}
+
+
+def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Hugging Face's tensor names and shapes of a Llama or Qwen3 checkpoint."""
+    hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
+    head_dim = config.get("head_dim") or hidden // heads
+    kv_rows = (config.get("num_key_value_heads") or heads) * head_dim
+    attention, mlp = config.get("attention_bias", False), config.get("mlp_bias", False)
+    linears = {
+        "self_attn.q_proj": (heads * head_dim, hidden, attention),
+        "self_attn.k_proj": (kv_rows, hidden, attention),
+        "self_attn.v_proj": (kv_rows, hidden, attention),
+        "self_attn.o_proj": (hidden, heads * head_dim, attention),
+        "mlp.gate_proj": (inner, hidden, mlp),
+        "mlp.up_proj": (inner, hidden, mlp),
+        "mlp.down_proj": (hidden, inner, mlp),
+    }
+    result: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        for linear, (rows, columns, bias) in linears.items():
+            result[f"{prefix}{linear}.weight"] = (rows, columns)
+            if bias:
+                result[f"{prefix}{linear}.bias"] = (rows,)
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            result[f"{prefix}{norm}.weight"] = (hidden,)
+        if config["model_type"] == "qwen3":
+            result |= {f"{prefix}self_attn.{which}_norm.weight": (head_dim,) for which in "qk"}
+    result["model.norm.weight"] = (hidden,)
+    if not config.get("tie_word_embeddings"):
+        result["lm_head.weight"] = (config["vocab_size"], hidden)
+    return result
+
+
+def _values(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    count = int(np.prod(shape))
+    steps = (_hash(name, count) % np.uint64(255)).astype(np.int64) - 127  # -127 … 127
+    if "norm" in name:
+        return (1 + (steps // 4) / 64).astype(np.float32).reshape(shape)  # 0.5 … 1.5
+    scale = 2.0**-8 if "embed" in name or name.endswith(("o_proj.weight", "down_proj.weight")) else 2.0**-9
+    return (steps * scale).astype(np.float32).reshape(shape)
+
+
+def _hash(name: str, count: int) -> np.ndarray:
+    """SplitMix64 of a counter that starts at the name's CRC-32."""
+    z = np.arange(count, dtype=np.uint64) + (np.uint64(zlib.crc32(name.encode())) << np.uint64(32))
+    z = (z + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

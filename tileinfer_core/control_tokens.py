@@ -1,0 +1,103 @@
+"""Keeps the text that a user controls from becoming control tokens; tokenizer.py's docstring gives the method.
+
+Every added token that is not mere whitespace is a control token here, whether its file flags it special or not: a
+typed `<think>` should no more steer the model than a typed `<|im_end|>`. Whitespace tokens (runs of spaces or
+newlines) are ordinary vocabulary.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import TYPE_CHECKING
+
+from tokenizers import AddedToken
+
+from tileinfer_core.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from tokenizers import Tokenizer as Backend
+
+    from tileinfer_core.messages import Segment
+
+_PRIVATE_USE = 0x100000  # plane 16: 65,534 characters without a meaning
+_WORD = re.compile(r"\w")
+
+
+class ControlTokens:
+    """The control tokens of one tokenizer, each with an alias that only this process knows.
+
+    Making it changes `backend`: control tokens are not matched any more, their aliases are.
+
+    `alias_ids` maps the ids that the library gave the aliases to the real ones.
+
+    Raises:
+        UnsupportedModelError: the tokenizer's normalizer does not let an alias pass.
+    """
+
+    def __init__(self, backend: Backend, added: Mapping[int, AddedToken]) -> None:
+        self._tokens = {token.content: token for token in added.values() if token.content.strip()}
+        self.ids = frozenset(key for key, token in added.items() if token.content.strip())
+        self.alias_ids: dict[int, int] = {}
+        self._alias_of: dict[str, str] = {}
+        backend.add_special_tokens(list(self._tokens))
+        backend.encode_special_tokens = True  # the library's name for: text that spells a special token stays text
+        self._make_aliases(backend, {token.content: key for key, token in added.items()})
+        longest_first = sorted(self._tokens, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+    def _make_aliases(self, backend: Backend, ids: Mapping[str, int]) -> None:
+        # 48 random bits: whoever writes a prompt can't guess them
+        nonce = "".join(chr(_PRIVATE_USE + secrets.randbelow(0xFFFE)) for _ in range(3))
+        serial = 0
+        for content, token in self._tokens.items():
+            alias, alias_id = "", None
+            while alias_id is None or backend.model.id_to_token(alias_id) is not None:
+                # A vocabulary with gaps may own the id that the library gives out: take the next one.
+                alias, serial = nonce + chr(_PRIVATE_USE + serial), serial + 1
+                backend.add_tokens([_alias_token(alias, token)])
+                alias_id = backend.token_to_id(alias)
+            if backend.encode(alias, add_special_tokens=False).ids.count(alias_id) != 1:
+                raise UnsupportedModelError(f"the normalizer of tokenizer.json deletes the stand-in for {content!r}")
+            self.alias_ids[alias_id] = ids[content]
+            self._alias_of[content] = alias
+
+    def text_with_aliases(self, segments: Sequence[Segment]) -> str:
+        """The joined text, where the control tokens that the template itself wrote are replaced by their aliases."""
+        whole = "".join([segment.text for segment in segments])
+        parts: list[str] = []
+        for start, end, special in _stretches(segments):
+            done = start
+            for match in self._pattern.finditer(whole, start, end) if special else ():
+                if self._stands_alone(match, whole):
+                    parts += [whole[done : match.start()], self._alias_of[match[0]]]
+                    done = match.end()
+            parts.append(whole[done:end])
+        return "".join(parts)
+
+    def _stands_alone(self, match: re.Match[str], whole: str) -> bool:
+        """The library's rule for `single_word` tokens: no letter, digit or underscore beside it."""
+        if not self._tokens[match[0]].single_word:
+            return True
+        before, after = whole[max(0, match.start() - 1) : match.start()], whole[match.end() : match.end() + 1]
+        return not (_WORD.match(before) or _WORD.match(after))
+
+
+def _alias_token(alias: str, token: AddedToken) -> AddedToken:
+    """`single_word` is decided before, so that an alias never stays in the text unmatched."""
+    return AddedToken(alias, lstrip=token.lstrip, rstrip=token.rstrip, normalized=token.normalized, special=False)
+
+
+def _stretches(segments: Iterable[Segment]) -> list[tuple[int, int, bool]]:
+    """(start, end, special) with neighbours of a kind as one: a template may spell a token in pieces."""
+    stretches: list[tuple[int, int, bool]] = []
+    end = 0
+    for segment in segments:
+        start, end = end, end + len(segment.text)
+        if stretches and stretches[-1][2] == segment.special:
+            stretches[-1] = (stretches[-1][0], end, segment.special)
+        else:
+            stretches.append((start, end, segment.special))
+    return stretches

@@ -1,0 +1,180 @@
+"""Reads tokenizer.json and the settings around it, and says in one line what is wrong with a file that fails.
+
+The `tokenizers` library parses tokenizer.json. Its message for a part that it doesn't know ("data did not match any
+variant of untagged enum") helps nobody, so a file that fails is taken apart to name the part.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from tileinfer_core.errors import DamagedModelError, TileinferError, UnsupportedModelError
+from tileinfer_core.jsonfile import read_json_object
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TOKENIZER_FILE = "tokenizer.json"
+CONFIG_FILE = "tokenizer_config.json"
+MAP_FILE = "special_tokens_map.json"
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+_NESTED = ("normalizers", "pretokenizers", "processors", "decoders")
+_EMPTY_MODEL = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerConfig:
+    """What tokenizer_config.json (and special_tokens_map.json, where the former is silent) says.
+
+    `clean_up_tokenization_spaces` is not read, on purpose: it deletes spaces that the model wrote.
+    """
+
+    named_tokens: dict[str, str] = field(default_factory=dict)  # "eos_token" → "<|im_end|>"
+    add_bos: bool | None = None
+    add_eos: bool | None = None
+    added_tokens: dict[int, AddedToken] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, folder: Path) -> TokenizerConfig:
+        """
+        Raises:
+            DamagedModelError: a file is no JSON object, or a value has the wrong type.
+        """
+        path = folder / CONFIG_FILE
+        table = read_json_object(path) if path.exists() else {}
+        named = _named_tokens(folder / MAP_FILE) if (folder / MAP_FILE).exists() else {}
+        named |= _named_tokens(path) if path.exists() else {}
+        return cls(named, _flag(path, table, "add_bos_token"), _flag(path, table, "add_eos_token"), _added(path, table))
+
+
+def _named_tokens(path: Path) -> dict[str, str]:
+    table = read_json_object(path)
+    named = {}
+    for key in NAMED_TOKENS:
+        value = table.get(key)
+        content = value.get("content") if isinstance(value, dict) else value
+        if content is not None and not isinstance(content, str):
+            raise DamagedModelError(f"{path}: {key} must be a token's text, found {value!r:.80}")
+        if content:
+            named[key] = content
+    return named
+
+
+def _flag(path: Path, table: dict[str, Any], key: str) -> bool | None:
+    value = table.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise DamagedModelError(f"{path}: {key} must be true or false, found {value!r:.80}")
+    return value
+
+
+def _added(path: Path, table: dict[str, Any]) -> dict[int, AddedToken]:
+    entries = table.get("added_tokens_decoder") or {}
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    try:
+        return {
+            int(key): AddedToken(entry["content"], **{flag: bool(entry[flag]) for flag in flags if flag in entry})
+            for key, entry in entries.items()
+        }
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise DamagedModelError(f"{path}: added_tokens_decoder is not a table of tokens by id") from None
+
+
+def load_backend(folder: Path) -> Backend:
+    """The library's tokenizer for the folder.
+
+    Raises:
+        UnsupportedModelError: no tokenizer.json, or a part of a type that this version of the library doesn't know.
+        DamagedModelError: the file is broken.
+    """
+    path = folder / TOKENIZER_FILE
+    if not path.exists():
+        raise UnsupportedModelError(
+            f"{path}: missing, and TileInfer reads no other tokenizer format",
+            hint="use a repository that has tokenizer.json (tokenizer.model alone is not enough)",
+        )
+    try:
+        with library_errors(str(path)):
+            return Backend.from_file(str(path))
+    except DamagedModelError as error:
+        raise _explain(path, error) from None
+
+
+def add_config_tokens(backend: Backend, config: TokenizerConfig, where: str) -> None:
+    """Add the tokens that only tokenizer_config.json knows, as Transformers does, under the ids given there."""
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    for token_id, token in sorted(config.added_tokens.items()):
+        if token.content in known or not token.content:
+            continue
+        backend.add_tokens([token])
+        if (found := backend.token_to_id(token.content)) != token_id:
+            raise DamagedModelError(
+                f"{where}: {CONFIG_FILE} gives {token.content!r} the id {token_id}, but here it would be {found}"
+            )
+
+
+def surroundings(backend: Backend) -> tuple[list[int], list[int]]:
+    """The ids that the file's post-processor puts before and after a text, seen on a text of one token or more."""
+    for probe in ("a", "0", ".", " "):
+        bare = backend.encode(probe, add_special_tokens=False).ids
+        full = backend.encode(probe, add_special_tokens=True).ids
+        for start in range(len(full) - len(bare) + 1) if bare else ():
+            if full[start : start + len(bare)] == bare:
+                return full[:start], full[start + len(bare) :]
+    return [], []
+
+
+@contextmanager
+def library_errors(where: str) -> Iterator[None]:
+    """Turn whatever the library raises, Rust panics included, into a DamagedModelError about `where`."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, TileinferError):
+        raise
+    except BaseException as error:  # a Rust panic is a BaseException
+        raise DamagedModelError(f"{where}: the tokenizers library can't use it: {error}") from None
+
+
+def _explain(path: Path, error: DamagedModelError) -> DamagedModelError | UnsupportedModelError:
+    table = read_json_object(path)  # raises if it isn't even JSON
+    for part in _PARTS:
+        if bad := _unknown_type(part, table.get(part)):
+            return UnsupportedModelError(
+                f"{path}: {part} {bad} is not known to tokenizers {version('tokenizers')}",
+                hint="update the library with `pip install -U tokenizers`, or fetch the file again if it is damaged",
+            )
+    kind = table["model"].get("type", "BPE") if isinstance(table.get("model"), dict) else None
+    if kind not in {"BPE", "Unigram", "WordPiece", "WordLevel"}:
+        return UnsupportedModelError(f"{path}: model type {kind!r} is not known to tokenizers {version('tokenizers')}")
+    return error
+
+
+def _unknown_type(part: str, component: object) -> str | None:
+    """The innermost component that the library refuses when it stands alone, in words."""
+    if component is None or _accepts(part, component):
+        return None
+    if not isinstance(component, dict):
+        return f"{component!r:.80}"
+    for key in _NESTED:
+        for child in component.get(key) or [] if isinstance(component.get(key), list) else []:
+            if bad := _unknown_type(part, child):
+                return bad
+    return f"type {component.get('type')!r:.80}"
+
+
+def _accepts(part: str, component: object) -> bool:
+    text = json.dumps({"version": "1.0", "added_tokens": [], part: component, "model": _EMPTY_MODEL})
+    try:
+        with library_errors(part):
+            Backend.from_str(text)
+    except DamagedModelError:
+        return False
+    return True
