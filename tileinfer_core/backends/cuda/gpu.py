@@ -1,0 +1,169 @@
+"""The first CUDA device through CuPy: plain allocations, one stream for the steps, one for reading ids back.
+
+Graphs are captured from the stream, so programmatic dependent launch edges are kept. Copies go through pinned memory;
+nothing here uses managed memory. Graph destruction and memory follow Python's reference counts.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import cupy
+import numpy as np
+
+from kernels.launch import GpuLauncher
+from tileinfer_core.backends.cuda.device import DeviceMemory
+from tileinfer_core.dtypes import BFLOAT16
+from tileinfer_core.errors import BackendError, OutOfMemoryError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kernels.specs import Recorded
+    from tileinfer_core.backends.cuda.device import Array, Event, Graph, HostArray
+
+runtime = cupy.cuda.runtime
+FIRST_PDL_ARCH = 90
+
+
+class GpuEvent:
+    """A CUDA event without timing. Waiting sleeps in the driver, so Ctrl-C is seen when the step in flight ends."""
+
+    def __init__(self, stream: Any) -> None:
+        self._event = cupy.cuda.Event(disable_timing=True)
+        self._event.record(stream)
+
+    @property
+    def event(self) -> Any:
+        return self._event
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+
+class CapturedGraph:
+    """An instantiated CUDA graph. The arrays in its launches are kept alive with it."""
+
+    def __init__(self, graph: Any, stream: Any, step: Sequence[Recorded]) -> None:
+        self._graph = graph
+        self._stream = stream
+        self._step = tuple(step)
+
+    def launch(self) -> None:
+        self._graph.launch(self._stream)
+
+
+class GpuDevice:
+    """Device on CUDA device `index`. Raises BackendError when a call fails that has no clearer name."""
+
+    def __init__(self, index: int = 0) -> None:
+        self._device = cupy.cuda.Device(index)
+        self._device.use()
+        properties = runtime.getDeviceProperties(index)
+        self.name: str = properties["name"].decode()
+        self.arch = f"sm_{self._device.compute_capability}"
+        self.pdl = int(self._device.compute_capability) >= FIRST_PDL_ARCH
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._readback = cupy.cuda.Stream(non_blocking=True)
+        self._launcher = GpuLauncher(self._stream.ptr, self.arch, pdl=self.pdl)
+
+    def memory(self) -> DeviceMemory:
+        return DeviceMemory(*self._device.mem_info)
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
+        kind = BFLOAT16 if dtype == "bfloat16" else np.dtype(dtype)
+        size = max(math.prod(shape) * kind.itemsize, 1)
+        try:
+            memory = cupy.cuda.Memory(size)
+        except (cupy.cuda.memory.OutOfMemoryError, runtime.CUDARuntimeError) as error:
+            free, total = self._device.mem_info
+            raise OutOfMemoryError(
+                f"{size / 2**20:,.0f} MiB asked for on {self.name}, {free / 2**20:,.0f} of {total / 2**20:,.0f} MiB are free",
+                hint="set a smaller --context, or stop other programs that use the GPU",
+            ) from error
+        return cupy.ndarray(shape, dtype=kind, memptr=cupy.cuda.MemoryPointer(memory, 0))
+
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Array:
+        array = self.empty(shape, dtype)
+        self.clear(array)
+        return array
+
+    def clear(self, array: Array) -> None:
+        array.data.memset_async(0, array.nbytes, self._stream)
+
+    def pinned(self, shape: tuple[int, ...], dtype: str) -> HostArray:
+        kind = BFLOAT16 if dtype == "bfloat16" else np.dtype(dtype)
+        size = max(math.prod(shape) * kind.itemsize, 1)
+        memory = cupy.cuda.alloc_pinned_memory(size)
+        return np.frombuffer(memory, np.uint8, size).view(kind)[: math.prod(shape)].reshape(shape)
+
+    def copy_in(self, target: Array, source: HostArray) -> None:
+        self._copy(target.data.ptr, target, source.ctypes.data, source, runtime.memcpyHostToDevice, self._stream)
+
+    def copy_out(self, target: HostArray, source: Array) -> None:
+        self._copy(target.ctypes.data, target, source.data.ptr, source, runtime.memcpyDeviceToHost, self._stream)
+
+    def copy(self, target: Array, source: Array) -> None:
+        self._copy(target.data.ptr, target, source.data.ptr, source, runtime.memcpyDeviceToDevice, self._stream)
+
+    @staticmethod
+    def _copy(to: int, target: Any, start: int, source: Any, kind: int, stream: Any) -> None:
+        """Contiguous arrays in one piece; otherwise rows of equal length at each side's own pitch."""
+        if target.flags.c_contiguous and source.flags.c_contiguous:
+            runtime.memcpyAsync(to, start, source.nbytes, kind, stream.ptr)
+            return
+        width = source.itemsize * math.prod(source.shape[1:])
+        runtime.memcpy2DAsync(to, target.strides[0], start, source.strides[0], width, len(source), kind, stream.ptr)
+
+    def download(self, source: Array) -> HostArray:
+        self.synchronize()
+        return np.asarray(cupy.asnumpy(source))
+
+    def event(self) -> Event:
+        return GpuEvent(self._stream)
+
+    def fetch(self, target: HostArray, source: Array) -> Event:
+        self._readback.wait_event(GpuEvent(self._stream).event)
+        self._copy(target.ctypes.data, target, source.data.ptr, source, runtime.memcpyDeviceToHost, self._readback)
+        return GpuEvent(self._readback)
+
+    def run(self, step: Sequence[Recorded]) -> None:
+        for launch in step:
+            self._launch(launch)
+
+    def _launch(self, launch: Recorded) -> None:
+        try:
+            self._launcher(launch.kernel, launch.grid, launch.args)
+        except Exception as error:
+            constants = [arg for arg in launch.args if isinstance(arg, (bool, int, float))]
+            raise BackendError(
+                f"the kernel {launch.name} (grid {launch.grid}, constants {constants}) can't be launched on {self.name}: "
+                f"{str(error).strip() or type(error).__name__}",
+                hint="`tileinfer doctor` checks driver, compiler and CuPy; --backend cpu runs without them",
+            ) from error
+
+    def record(self, step: Sequence[Recorded]) -> Graph:
+        self._stream.begin_capture()
+        try:
+            self.run(step)
+        except BaseException:
+            self._abandon_capture()
+            raise
+        return CapturedGraph(self._stream.end_capture(), self._stream, step)
+
+    def _abandon_capture(self) -> None:
+        try:
+            self._stream.end_capture()
+        except runtime.CUDARuntimeError:
+            pass  # the capture was invalidated by the error that is on its way
+
+    def synchronize(self) -> None:
+        try:
+            self._stream.synchronize()
+        except runtime.CUDARuntimeError as error:
+            raise BackendError(f"{self.name}: a kernel failed: {error}", hint="run again; if it repeats, report it") from error
+
+    def close(self) -> None:
+        self._readback.synchronize()
+        self._stream.synchronize()
