@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from tests.reference.tiny_models import VARIANTS, tensors
-from tileinfer_core.dtypes import SAFETENSORS_DTYPES
 from tileinfer_core.backends.numpy_backend import NumpyRunner
 from tileinfer_core.config import ModelConfig
+from tileinfer_core.dtypes import SAFETENSORS_DTYPES
 from tileinfer_core.models.define import define_from_files
 from tileinfer_core.progress import silent
 from tileinfer_core.weights import WeightFiles
 
 if TYPE_CHECKING:
+    import numpy as np
     from collections.abc import Mapping
     from pathlib import Path
 
@@ -31,7 +30,9 @@ def write_safetensors(path: Path, arrays: Mapping[str, np.ndarray], dtype: str =
     path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(data))
 
 
-def write_checkpoint(folder: Path, config: Mapping[str, Any], arrays: Mapping[str, np.ndarray], dtype: str = "F32") -> Path:
+def write_checkpoint(
+    folder: Path, config: Mapping[str, Any], arrays: Mapping[str, np.ndarray], dtype: str = "F32"
+) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     write_safetensors(folder / "model.safetensors", arrays, dtype)

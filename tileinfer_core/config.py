@@ -59,7 +59,7 @@ _SLIDING_ASKED_FOR = frozenset({"qwen3"})
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Fields have Hugging Face's names. `head_dim` is resolved; `unread` lists fields of the file that nothing reads."""
+    """Fields have Hugging Face's names. `head_dim` is resolved; `unread`: fields that nothing reads."""
 
     model_type: str
     vocab_size: int
@@ -120,7 +120,7 @@ class ModelConfig:
         layers = fields.integer("num_hidden_layers", high=1 << 10)
         _refuse_sliding_window(fields, where, model_type, max_position, layers)
         bos = fields.token_ids("bos_token_id")
-        config = {
+        config: dict[str, Any] = {
             "model_type": model_type,
             "vocab_size": fields.integer("vocab_size", high=1 << 24),
             "hidden_size": hidden,

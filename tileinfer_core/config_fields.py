@@ -7,12 +7,14 @@ as it does for Transformers. Nothing is converted: "32" is not 32, 2048.0 is not
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tileinfer_core.errors import DamagedModelError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+V = TypeVar("V", int, float, str)
 
 
 class Fields:
@@ -79,9 +81,9 @@ class Fields:
         return value
 
     def token_ids(self, name: str) -> tuple[int, ...]:
-        """Token ids written as one whole number, a list of them, or null (none)."""
+        """Token ids written as one whole number, a list of them, or as none: null, or -1 in old files."""
         value = self.raw(name)
-        ids = value if isinstance(value, list) else [] if value is None else [value]
+        ids = value if isinstance(value, list) else [] if value in (None, -1) else [value]
         if not all(type(i) is int and 0 <= i < 1 << 31 for i in ids):
             raise self.error(name, "a token id or a list of token ids", value)
         return tuple(dict.fromkeys(ids))
@@ -91,7 +93,7 @@ class Fields:
         shown = shown if len(shown) <= 60 else shown[:57] + "..."
         return DamagedModelError(f"{self._where}: {name} must be {wanted}, found {shown}")
 
-    def _required(self, name: str, default: Any) -> Any:
+    def _required(self, name: str, default: V | None) -> V:
         if default is None:
             raise DamagedModelError(f"{self._where}: no {name}, which this model needs")
         return default

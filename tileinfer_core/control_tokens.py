@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from tileinfer_core.messages import Segment
 
 _PRIVATE_USE = 0x100000  # plane 16: 65,534 characters without a meaning
-_WORD = re.compile(r"\w")
 
 
 class ControlTokens:
@@ -42,6 +41,7 @@ class ControlTokens:
         self.ids = frozenset(key for key, token in added.items() if token.content.strip())
         self.alias_ids: dict[int, int] = {}
         self._alias_of: dict[str, str] = {}
+        self._content_of: dict[str, str] = {}
         backend.add_special_tokens(list(self._tokens))
         backend.encode_special_tokens = True  # the library's name for: text that spells a special token stays text
         self._make_aliases(backend, {token.content: key for key, token in added.items()})
@@ -50,44 +50,53 @@ class ControlTokens:
 
     def _make_aliases(self, backend: Backend, ids: Mapping[str, int]) -> None:
         # 48 random bits: whoever writes a prompt can't guess them
-        nonce = "".join(chr(_PRIVATE_USE + secrets.randbelow(0xFFFE)) for _ in range(3))
+        self._nonce = "".join(chr(_PRIVATE_USE + secrets.randbelow(0xFFFE)) for _ in range(3))
         serial = 0
         for content, token in self._tokens.items():
             alias, alias_id = "", None
             while alias_id is None or backend.model.id_to_token(alias_id) is not None:
                 # A vocabulary with gaps may own the id that the library gives out: take the next one.
-                alias, serial = nonce + chr(_PRIVATE_USE + serial), serial + 1
+                alias, serial = self._nonce + chr(_PRIVATE_USE + serial), serial + 1
                 backend.add_tokens([_alias_token(alias, token)])
                 alias_id = backend.token_to_id(alias)
             if backend.encode(alias, add_special_tokens=False).ids.count(alias_id) != 1:
                 raise UnsupportedModelError(f"the normalizer of tokenizer.json deletes the stand-in for {content!r}")
             self.alias_ids[alias_id] = ids[content]
-            self._alias_of[content] = alias
+            self._alias_of[content], self._content_of[alias] = alias, content
 
     def text_with_aliases(self, segments: Sequence[Segment]) -> str:
         """The joined text, where the control tokens that the template itself wrote are replaced by their aliases."""
         whole = "".join([segment.text for segment in segments])
-        parts: list[str] = []
-        for start, end, special in _stretches(segments):
-            done = start
-            for match in self._pattern.finditer(whole, start, end) if special else ():
-                if self._stands_alone(match, whole):
-                    parts += [whole[done : match.start()], self._alias_of[match[0]]]
-                    done = match.end()
-            parts.append(whole[done:end])
+        parts = [
+            self._pattern.sub(lambda match: self._alias_of[match[0]], whole[start:end]) if special else whole[start:end]
+            for start, end, special in _stretches(segments)
+        ]
         return "".join(parts)
 
-    def _stands_alone(self, match: re.Match[str], whole: str) -> bool:
-        """The library's rule for `single_word` tokens: no letter, digit or underscore beside it."""
-        if not self._tokens[match[0]].single_word:
-            return True
-        before, after = whole[max(0, match.start() - 1) : match.start()], whole[match.end() : match.end() + 1]
-        return not (_WORD.match(before) or _WORD.match(after))
+    def count_aliases(self, text: str) -> int:
+        return text.count(self._nonce)
+
+    def without_unmatched(self, text: str, matched: Sequence[tuple[int, int]]) -> str:
+        """The text with those aliases spelled out again that the tokenizer did not take for tokens.
+
+        An added token is not matched everywhere: `single_word` ones stand alone, and a `normalized` one of a tokenizer
+        that puts ▁ before a text is only found after a space. Its alias has the same rules.
+        """
+        spans = iter([*matched, (len(text), len(text))])
+        start, stop = next(spans)
+
+        def put_back(match: re.Match[str]) -> str:
+            nonlocal start, stop
+            while stop < match.end():
+                start, stop = next(spans)
+            return match[0] if start <= match.start() else self._content_of[match[0]]
+
+        return re.sub(f"{self._nonce}.", put_back, text, flags=re.DOTALL)
 
 
 def _alias_token(alias: str, token: AddedToken) -> AddedToken:
-    """`single_word` is decided before, so that an alias never stays in the text unmatched."""
-    return AddedToken(alias, lstrip=token.lstrip, rstrip=token.rstrip, normalized=token.normalized, special=False)
+    flags = {flag: getattr(token, flag) for flag in ("single_word", "lstrip", "rstrip", "normalized")}
+    return AddedToken(alias, special=False, **flags)
 
 
 def _stretches(segments: Iterable[Segment]) -> list[tuple[int, int, bool]]:

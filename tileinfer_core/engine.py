@@ -1,12 +1,36 @@
-"""One loaded model: text or messages in, text events out. It keeps no conversation; session.py does."""
+"""One loaded model: a prompt in, text events out. It keeps no conversation; session.py does."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tileinfer_core.answer_stream import AnswerStream
+from tileinfer_core.backends.select import BackendChoice, choose_backend, load_runner
+from tileinfer_core.config import ModelConfig
+from tileinfer_core.decode import Job, Tally, generate
+from tileinfer_core.errors import ContextLengthError, UsageError
+from tileinfer_core.generation_config import GenerationConfig
+from tileinfer_core.models.define import define_from_files
+from tileinfer_core.progress import OnProgress, silent
+from tileinfer_core.prompting import Conversation, Prompt, PromptEncoder
+from tileinfer_core.stopping import StopRules
+from tileinfer_core.thinking import ThinkBudget
+from tileinfer_core.weights import WeightFiles
+
 if TYPE_CHECKING:
+    import datetime as dt
+    from collections.abc import Sequence
+
+    from tileinfer_core.backends.base import Runner
+    from tileinfer_core.chat_template import ChatTemplate
+    from tileinfer_core.events import EventStream
+    from tileinfer_core.kv_cache import KvCache
     from tileinfer_core.sampling import SamplingParams
+    from tileinfer_core.store import ModelFolder
+    from tileinfer_core.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +55,129 @@ class Request:
     ignore_eos: bool = False
     think: bool | None = None
     think_budget: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """Made by `load`. `warnings` are for the user; `backend` says which one runs and why."""
+
+    folder: ModelFolder | Path
+    config: ModelConfig
+    generation: GenerationConfig
+    encoder: PromptEncoder
+    runner: Runner
+    backend: BackendChoice
+    context_length: int
+    prefill_chunk: int
+    load_s: float
+    warnings: tuple[str, ...]
+
+    @classmethod
+    def load(
+        cls, folder: ModelFolder | Path, options: EngineOptions | None = None, on_progress: OnProgress = silent
+    ) -> Engine:
+        """Everything that can be refused is refused before the first weight is read.
+
+        Raises:
+            UsageError: a context longer than the model's.
+            ModelError: damaged files, or a model that TileInfer can't run.
+            BackendError: the backend can't run here, or there is not enough memory.
+        """
+        start = time.perf_counter()
+        options = options or EngineOptions()
+        path = folder if isinstance(folder, Path) else folder.path
+        config = ModelConfig.load(path)
+        context = _context(options.context, config)
+        choice = choose_backend(options.backend)
+        files = WeightFiles.open(path)
+        model, warnings = define_from_files(config, files)
+        encoder = PromptEncoder.load(path, config)
+        generation = GenerationConfig.load(path)
+        chunk = options.prefill_chunk
+        runner = load_runner(choice, model, files, context=context, prefill_chunk=chunk, on_progress=on_progress)
+        context = min(context, runner.context_limit or context)
+        load_s = time.perf_counter() - start
+        return cls(folder, config, generation, encoder, runner, choice, context, chunk, load_s, warnings)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.encoder.tokenizer
+
+    @property
+    def template(self) -> ChatTemplate | None:
+        return self.encoder.template
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Every end-of-sequence id that generation_config, config or tokenizer names."""
+        named = {*self.generation.eos_token_ids, *self.config.eos_token_ids, *self.tokenizer.eos_token_ids}
+        return frozenset(named)
+
+    def prompt_ids(
+        self, conversation: Conversation, *, think: bool | None = None, date: dt.date | None = None
+    ) -> Prompt:
+        """The ids of messages by the chat template, or of a raw text. See PromptEncoder.encode for errors."""
+        return self.encoder.encode(conversation, think=think, date=date)
+
+    def new_cache(self) -> KvCache:
+        """An empty cache for one sequence of up to `context_length` tokens."""
+        return self.runner.new_cache(self.context_length)
+
+    def generate(self, prompt: Sequence[int], request: Request, cache: KvCache | None = None) -> EventStream:
+        """The events of one answer. What `cache` holds of the prompt already is not computed again.
+
+        The request is checked here, not at the first event.
+
+        Raises:
+            ContextLengthError: the prompt leaves no room for one token; with both numbers.
+            UsageError: an empty prompt, or a setting out of range.
+        """
+        return self.start(prompt, request, cache or self.new_cache())[1]
+
+    def start(self, prompt: Sequence[int], request: Request, cache: KvCache) -> tuple[Tally, EventStream]:
+        """As `generate`, with the tally for a caller that must know how far an interrupted answer came."""
+        prompt = Prompt.of(prompt)
+        self._check_length(len(prompt))
+        rules = StopRules(self.eos_token_ids, request.stop, request.max_tokens, request.ignore_eos)
+        job = Job(
+            runner=self.runner,
+            cache=cache,
+            prompt_ids=prompt.ids,
+            sampling=request.sampling,
+            valid_ids=self.tokenizer.valid_ids_mask,
+            rules=rules,
+            stream=AnswerStream(self.encoder, rules, prompt),
+            budget=ThinkBudget(request.think_budget),
+            closing_ids=self.encoder.closing_ids,
+            prefill_chunk=self.prefill_chunk,
+            load_s=self.load_s,
+        )
+        tally = Tally(job)
+        return tally, generate(job, tally)
+
+    def _check_length(self, tokens: int) -> None:
+        if tokens == 0:
+            raise UsageError("the prompt is empty: there is nothing to continue")
+        if tokens < self.context_length:
+            return
+        ways = ["shorten the prompt"]
+        if self.context_length < self.config.max_context:
+            ways.append(f"raise --context (this model allows {self.config.max_context:,})")
+        else:
+            ways.append("use a model with a longer context")
+        raise ContextLengthError(
+            f"the prompt has {tokens:,} tokens, the context holds {self.context_length:,} with the answer",
+            hint=", or ".join(ways),
+        )
+
+    def close(self) -> None:
+        """Free the memory of the weights."""
+        self.runner.close()
+
+
+def _context(asked: int | None, config: ModelConfig) -> int:
+    if asked is None:
+        return config.max_context
+    if not 2 <= asked <= config.max_context:
+        raise UsageError(f"--context must be from 2 to {config.max_context:,}, this model's longest, found {asked:,}")
+    return asked

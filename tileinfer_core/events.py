@@ -7,6 +7,7 @@ then keeps the partial answer and a Finished("interrupted") as `Session.last`.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -73,3 +74,4 @@ class Finished:
 
 
 Event = PrefillProgress | TextDelta | Finished
+EventStream = Generator[Event, None, None]  # close() stops the work

@@ -126,13 +126,9 @@ class Tokenizer:
 
     @cached_property
     def _own_rule(self) -> tuple[list[int], list[int]]:
-        """add_bos_token and add_eos_token of tokenizer_config.json where given, as in Transformers, else the file's."""
-        if self._config.add_bos is None and self._config.add_eos is None:
-            with library_errors(self._where):
-                return surroundings(self._backend)
-        bos, eos = self._named_id("bos_token"), self._named_id("eos_token")
-        before = [bos] if self._config.add_bos and bos is not None else []
-        return before, [eos] if self._config.add_eos and eos is not None else []
+        """What tokenizer.json's post-processor puts before and after a text."""
+        with library_errors(self._where):
+            return surroundings(self._backend)
 
     def encode_segments(self, segments: Sequence[Segment]) -> list[int]:
         """Ids of a rendered prompt; nothing is added, because a template prints its own BOS.
@@ -158,6 +154,9 @@ class Tokenizer:
     def _encode(self, text: str) -> list[int]:
         encoding = self._backend.encode(text, add_special_tokens=False)
         ids, aliases, controls = encoding.ids, self._controls.alias_ids, self._controls.ids
+        spans = [span for token_id, span in zip(ids, encoding.offsets, strict=True) if token_id in aliases]
+        if len(spans) < self._controls.count_aliases(text):
+            return self._encode(self._controls.without_unmatched(text, spans))
         if controls.isdisjoint(ids):
             return [aliases.get(token_id, token_id) for token_id in ids]
         spans = [span for token_id, span in zip(ids, encoding.offsets, strict=True) if token_id in controls]
@@ -204,6 +203,5 @@ class Tokenizer:
     def _spell(self, token_id: int, first: bool) -> bytes | None:
         if not 0 <= token_id <= 0xFFFFFFFF or token_id in self._controls.alias_ids:
             return None
-        added = self._added.get(token_id)
-        token = self._backend.id_to_token(token_id) if added is None else added.content
-        return None if token is None else self._plan.token_bytes(token, first=first, added=added is not None)
+        token = self._backend.id_to_token(token_id)
+        return None if token is None else self._plan.token_bytes(token, first=first, added=token_id in self._added)

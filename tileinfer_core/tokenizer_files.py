@@ -35,12 +35,11 @@ _EMPTY_MODEL = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
 class TokenizerConfig:
     """What tokenizer_config.json (and special_tokens_map.json, where the former is silent) says.
 
-    `clean_up_tokenization_spaces` is not read, on purpose: it deletes spaces that the model wrote.
+    Not read, on purpose: `clean_up_tokenization_spaces`, which deletes spaces that the model wrote, and `add_bos_token`
+    and `add_eos_token`, which yield to the rule in tokenizer.json, as in Transformers.
     """
 
     named_tokens: dict[str, str] = field(default_factory=dict)  # "eos_token" → "<|im_end|>"
-    add_bos: bool | None = None
-    add_eos: bool | None = None
     added_tokens: dict[int, AddedToken] = field(default_factory=dict)
 
     @classmethod
@@ -53,7 +52,7 @@ class TokenizerConfig:
         table = read_json_object(path) if path.exists() else {}
         named = _named_tokens(folder / MAP_FILE) if (folder / MAP_FILE).exists() else {}
         named |= _named_tokens(path) if path.exists() else {}
-        return cls(named, _flag(path, table, "add_bos_token"), _flag(path, table, "add_eos_token"), _added(path, table))
+        return cls(named, _added(path, table))
 
 
 def _named_tokens(path: Path) -> dict[str, str]:
@@ -67,13 +66,6 @@ def _named_tokens(path: Path) -> dict[str, str]:
         if content:
             named[key] = content
     return named
-
-
-def _flag(path: Path, table: dict[str, Any], key: str) -> bool | None:
-    value = table.get(key)
-    if value is not None and not isinstance(value, bool):
-        raise DamagedModelError(f"{path}: {key} must be true or false, found {value!r:.80}")
-    return value
 
 
 def _added(path: Path, table: dict[str, Any]) -> dict[int, AddedToken]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Sequence
 
     import numpy as np
 
@@ -86,6 +86,10 @@ class Runner(Protocol):
         """Memory that one token's keys and values take over all layers."""
 
     @property
+    def context_limit(self) -> int | None:
+        """The longest sequence that the device's memory allows; None where nothing but the model limits it."""
+
+    @property
     def compile_s(self) -> float:
         """Seconds spent compiling kernels so far; 0 where nothing is compiled."""
 
@@ -97,7 +101,7 @@ class Runner(Protocol):
 
     def decode(
         self, cache: KvCache, params: SamplingParams, valid_ids: BoolArray | None, prompt_tokens: int
-    ) -> Iterator[Sampled]:
+    ) -> Generator[Sampled, None, None]:
         """Sample the tokens after the last prefill, one per `next`, until the caller closes the iterator.
 
         `valid_ids` [V] masks ids that must not be sampled; None: all may. The first `prompt_tokens` ids of the sequence

@@ -15,9 +15,10 @@ from tileinfer_core.backends.numpy_weights import load_arrays
 from tileinfer_core.kv_cache import KvCache
 from tileinfer_core.models.decoder import DecoderWeights, ModelDefinition, bind, forward, logits
 from tileinfer_core.models.rope import cos_sin, inverse_frequencies
+from tileinfer_core.sampling import Sampler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
     from tileinfer_core.models.structure import LayerStructure
     from tileinfer_core.progress import OnProgress
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 SCORE_FLOATS = 1 << 19  # 2 MiB of attention scores at a time: they stay in the cache between softmax's passes
+LONG_PAST = 256
 MIN_QUERY_ROWS = 16  # below this the products of a block become too thin
 
 
@@ -42,7 +44,7 @@ class NumpyBackend:
         self._sin = np.empty((0, 1, 2, half), np.float32)
 
     def embedding(self, table: Float32Array, token_ids: Sequence[int]) -> Float32Array:
-        return table[np.asarray(token_ids)]  # [T, D], a copy
+        return cast("Float32Array", table[np.asarray(token_ids)])  # [T, D], a copy
 
     def rms_norm(self, x: Float32Array, weight: Float32Array, eps: float) -> Float32Array:
         if len(x) == 1 and x.ndim == 2:  # one dot product: 2.3 µs against 4.8 µs
@@ -85,7 +87,7 @@ class NumpyBackend:
     def write_kv(self, cache: KvCache, layer: int, k: Float32Array, v: Float32Array) -> None:
         pages = cast("NumpyPages", cache.store)
         start, stop = cache.length, cache.length + len(k)
-        pages.keys[layer][:, :, start:stop] = k.transpose(1, 2, 0)
+        pages.keys[layer][:, start:stop] = k.transpose(1, 0, 2)
         pages.values[layer][:, start:stop] = v.transpose(1, 0, 2)
 
     def attention(self, q: Float32Array, cache: KvCache, layer: int) -> Float32Array:
@@ -96,7 +98,7 @@ class NumpyBackend:
         start = cache.length
         scaled = q.reshape(tokens, kv_heads, group, head_dim) * np.float32(head_dim**-0.5)
         if tokens == 1:
-            return _attend(scaled[0], keys[:, :, : start + 1], values[:, : start + 1], None).reshape(1, -1)
+            return _attend_one(scaled[0], keys[:, : start + 1], values[:, : start + 1]).reshape(1, -1)
         by_head = scaled.transpose(1, 2, 0, 3)  # [K, G, T, d]
         out = np.empty((tokens, kv_heads, group, head_dim), np.float32)
         rows = max(MIN_QUERY_ROWS, SCORE_FLOATS // (heads * (start + tokens)))
@@ -104,7 +106,7 @@ class NumpyBackend:
             last = min(first + rows, tokens)
             seen = start + last
             block = by_head[:, :, first:last].reshape(kv_heads, -1, head_dim)  # [K, G·rows, d]
-            part = _attend(block, keys[:, :, :seen], values[:, :seen], last - first)
+            part = _attend(block, keys[:, :seen], values[:, :seen], last - first)
             out[first:last] = part.reshape(kv_heads, group, last - first, head_dim).transpose(2, 0, 1, 3)
         return out.reshape(tokens, -1)
 
@@ -112,8 +114,7 @@ class NumpyBackend:
         assert activation == "silu"  # noqa: S101 - config.py refuses the others by name
         inner = gate_up.shape[1] // 2
         gate = gate_up[:, :inner]
-        with np.errstate(over="ignore"):  # exp(-gate) = inf gives the right limit: 0
-            y = np.exp(-gate)
+        y = np.exp(-gate)  # inf gives the right limit: 0
         y += np.float32(1)
         np.divide(gate, y, out=y)
         y *= gate_up[:, inner:]
@@ -127,22 +128,47 @@ class NumpyBackend:
         return x[-1:]
 
 
-def _attend(q: Float32Array, keys: Float32Array, values: Float32Array, causal_rows: int | None) -> Float32Array:
-    """softmax(q · keys) · values for q [K, M, d], already scaled -> [K, M, d].
+def _attend(q: Float32Array, keys: Float32Array, values: Float32Array, rows: int) -> Float32Array:
+    """softmax(q · keysᵀ) · values for q [K, G·rows, d], already scaled; keys, values [K, C, d] -> [K, G·rows, d].
 
-    With `causal_rows` r, M is G groups of r rows, and row t of a group must not see the last r - 1 - t columns.
+    Row t of a group must not see the last rows - 1 - t keys.
     """
-    scores = np.matmul(q, keys)  # [K, M, C]
-    if causal_rows is not None:
-        hidden = np.triu(np.full((causal_rows, causal_rows), -np.inf, np.float32), 1)
-        tail = scores.reshape(len(q), -1, causal_rows, scores.shape[2])[..., -causal_rows:]
-        tail += hidden
-    scores -= scores.max(axis=2, keepdims=True)
-    np.exp(scores, out=scores)
-    total = scores.sum(axis=2, keepdims=True)
+    scores = np.matmul(q, keys.transpose(0, 2, 1))  # [K, G·rows, C]
+    if rows > 1:
+        tail = scores.reshape(len(q), -1, rows, scores.shape[2])[..., -rows:]
+        tail += np.triu(np.full((rows, rows), -np.inf, np.float32), 1)
+    total = _exponentials(scores)
     out = np.matmul(scores, values)
     out /= total
     return cast("Float32Array", out)
+
+
+def _attend_one(q: Float32Array, keys: Float32Array, values: Float32Array) -> Float32Array:
+    """The same for one token: q [K, G, d] -> [K, G, d].
+
+    A long past goes head by head as matrix · vector products, which BLAS splits over its threads and reads once: 56 µs
+    a layer against 81 µs at 512 tokens of 3 x 3 heads of 64 (OpenBLAS 0.3.31, Haswell kernels, two cores).
+    """
+    seen = keys.shape[1]
+    if seen < LONG_PAST:
+        return _attend(q, keys, values, 1)
+    scores = np.empty((*q.shape[:2], seen), np.float32)  # [K, G, C]
+    out = np.empty_like(q)
+    pairs = [(kv_head, row) for kv_head in range(len(q)) for row in range(q.shape[1])]
+    for kv_head, row in pairs:
+        np.dot(keys[kv_head], q[kv_head, row], out=scores[kv_head, row])
+    total = _exponentials(scores)
+    for kv_head, row in pairs:
+        np.dot(scores[kv_head, row], values[kv_head], out=out[kv_head, row])
+    out /= total
+    return out
+
+
+def _exponentials(scores: Float32Array) -> Float32Array:
+    """exp(scores - max) in place; returns the sums over the last axis, kept as an axis of 1."""
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    return cast("Float32Array", scores.sum(axis=-1, keepdims=True))
 
 
 class NumpyRunner:
@@ -150,6 +176,7 @@ class NumpyRunner:
 
     backend_name = "cpu"
     compile_s = 0.0
+    context_limit = None
 
     def __init__(self, model: ModelDefinition, arrays: Mapping[str, Float32Array]) -> None:
         self._model = model
@@ -175,9 +202,7 @@ class NumpyRunner:
 
     def decode(
         self, cache: KvCache, params: SamplingParams, valid_ids: BoolArray | None, prompt_tokens: int
-    ) -> Iterator[Sampled]:
-        from tileinfer_core.sampling import Sampler
-
+    ) -> Generator[Sampled, None, None]:
         sampler = Sampler(params, valid_ids)
         while True:
             assert self._next_logits is not None  # noqa: S101 - prefill comes first
@@ -192,10 +217,11 @@ class NumpyRunner:
 
     def _append(self, cache: KvCache, token_ids: Sequence[int]) -> Float32Array:
         cache.reserve(len(token_ids))
-        hidden = forward(self._ops, self._model, self._weights, cache, token_ids)
+        with np.errstate(over="ignore"):
+            hidden = forward(self._ops, self._model, self._weights, cache, token_ids)
         cache.commit(token_ids)
         return hidden
 
     def close(self) -> None:
         self._next_logits = None
-        self._weights = bind(self._model, {name: np.empty(0, np.float32) for name in ()})
+        del self._weights

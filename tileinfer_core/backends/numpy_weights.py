@@ -1,8 +1,8 @@
 """Reads stored tensors into float32 arrays for the NumPy backend: joined as the model says, never held twice.
 
 All arrays lie in one allocation, which the kernel can back with huge pages. The files are read in blocks that stay in
-a core's cache while they are widened, on a few threads (NumPy and file reads release the GIL); nothing is mapped, so the
-process grows by the float32 weights alone.
+a core's cache while they are widened, on a few threads (NumPy and file reads release the GIL). Nothing is mapped, so
+the process grows by the float32 weights alone.
 
 Widening, measured on two cores of an AMD EPYC (Zen 5, AVX-512, NumPy 2.4), GB/s of stored bytes, 1 and 2 threads:
     float16   copyto 1.7 / 3.1   table look-up 2.5 / 4.6   bits 4.2 / 5.7
@@ -82,7 +82,8 @@ def _allocate(elements: int) -> Float32Array:
     hint = "a smaller model needs less; on the CPU every weight takes 4 bytes"
     if available is not None and needed > available:
         raise OutOfMemoryError(
-            f"the weights need {needed / 2**30:.1f} GiB as float32, {available / 2**30:.1f} GiB are available", hint=hint
+            f"the weights need {needed / 2**30:.1f} GiB as float32, {available / 2**30:.1f} GiB are available",
+            hint=hint,
         )
     try:
         return np.empty(elements, np.float32)
@@ -153,7 +154,7 @@ def _widen(job: _Job) -> int:
 
 
 def _fill(file: RawIOBase, raw: ByteArray, job: _Job) -> None:
-    view = memoryview(raw)
+    view = raw.data
     while view:
         count = file.readinto(view)
         if not count:

@@ -1,11 +1,20 @@
-"""Which backend runs a model. The choice is made once, with its reason, and never changes silently afterwards."""
+"""Which backend runs a model, and the one place where a backend is imported.
+
+The choice is made once, with its reason, and never changes silently afterwards.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from tileinfer_core.errors import BackendUnavailableError, UsageError
+
+if TYPE_CHECKING:
+    from tileinfer_core.backends.base import Runner
+    from tileinfer_core.models.decoder import ModelDefinition
+    from tileinfer_core.progress import OnProgress
+    from tileinfer_core.weights import WeightFiles
 
 BackendName = Literal["cuda", "cpu"]
 BackendRequest = Literal["auto", "cuda", "cpu"]
@@ -36,3 +45,24 @@ def choose_backend(requested: str) -> BackendChoice:
         "the CUDA backend is not part of this version of TileInfer yet",
         hint="use --backend cpu, or leave --backend at auto",
     )
+
+
+def load_runner(
+    choice: BackendChoice,
+    model: ModelDefinition,
+    files: WeightFiles,
+    *,
+    context: int,
+    prefill_chunk: int,
+    on_progress: OnProgress,
+) -> Runner:
+    """Load the weights on the backend chosen. `context` is the longest sequence that will be asked of it.
+
+    Raises:
+        OutOfMemoryError, BackendUnavailableError, ModelError: what keeps it from running.
+    """
+    from tileinfer_core.backends.numpy_backend import NumpyRunner  # noqa: PLC0415 - a backend is imported when chosen
+
+    assert choice.name == "cpu"  # noqa: S101 - choose_backend gives nothing else in this version
+    del context, prefill_chunk  # memory for keys and values grows as it is used
+    return NumpyRunner.load(model, files, on_progress)

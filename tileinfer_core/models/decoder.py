@@ -25,11 +25,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # Our name of an array -> the stored tensors it is made of, in this order.
-JOINED_ATTENTION: Mapping[str, tuple[str, ...]] = {
+JOINED: Mapping[str, tuple[str, ...]] = {
     "qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "o_proj": ("self_attn.o_proj",),
-}
-JOINED_GATED_MLP: Mapping[str, tuple[str, ...]] = {
     "gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
     "down_proj": ("mlp.down_proj",),
 }
@@ -49,7 +47,7 @@ class ModelDefinition:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights(Generic[T]):
-    """One layer's arrays. Shapes: qkv [(H + 2K)·d, D], o [D, H·d], gate_up [2F, D], down [D, F]; norms and biases 1-D."""
+    """One layer's arrays: qkv [(H + 2K)·d, D], o [D, H·d], gate_up [2F, D], down [D, F]; norms and biases 1-D."""
 
     input_norm: T
     qkv: T
@@ -117,7 +115,7 @@ def _layer_parameters(structure: LayerStructure, layer: int) -> list[Parameter]:
     columns = {"o_proj": s.q_size, "down_proj": inner}
     biased = {"qkv_proj": s.qkv_bias, "o_proj": s.o_bias, "gate_up_proj": s.mlp_bias, "down_proj": s.mlp_bias}
     arrays = [_single(prefix + "input_layernorm.weight", (hidden,))]
-    for joined, stored in (JOINED_ATTENTION | JOINED_GATED_MLP).items():
+    for joined, stored in JOINED.items():
         sizes = [(name, rows[name.rpartition(".")[2]], columns.get(name.rpartition(".")[2], hidden)) for name in stored]
         weights = tuple(TensorSpec(f"{prefix}{name}.weight", (n, k)) for name, n, k in sizes)
         arrays.append(Parameter(f"{prefix}{joined}.weight", weights))
@@ -159,10 +157,11 @@ def bind(model: ModelDefinition, arrays: Mapping[str, T]) -> DecoderWeights[T]:
 def forward(
     ops: Backend[T], model: ModelDefinition, weights: DecoderWeights[T], cache: KvCache, token_ids: Sequence[int]
 ) -> T:
-    """Hidden states after the last layer, before the final norm: [T, D]. Room must be reserved; nothing is committed."""
+    """Hidden states after the last layer, before the final norm: [T, D]. Room is reserved; nothing is committed."""
+    layers = DecoderPass(ops, model.structure, cache)
     x = ops.embedding(weights.embedding, token_ids)  # [T, D]
     for index, layer in enumerate(weights.layers):
-        x = decoder_layer(ops, model.structure, layer, index, cache, x)
+        x = layers.layer(index, layer, x)
     return x
 
 
@@ -172,32 +171,34 @@ def logits(ops: Backend[T], model: ModelDefinition, weights: DecoderWeights[T], 
     return ops.linear(x, weights.lm_head, None)
 
 
-def decoder_layer(
-    ops: Backend[T], structure: LayerStructure, weights: LayerWeights[T], index: int, cache: KvCache, x: T
-) -> T:
-    """One pre-norm layer on x [T, D], which is spent."""
-    normed = ops.rms_norm(x, weights.input_norm, structure.rms_norm_eps)
-    x = ops.add(x, attention(ops, structure, weights, index, cache, normed))
-    normed = ops.rms_norm(x, weights.post_norm, structure.rms_norm_eps)
-    return ops.add(x, gated_mlp(ops, structure, weights, normed))
+@dataclass(frozen=True, slots=True)
+class DecoderPass(Generic[T]):
+    """One pass of some tokens through the layers. The tokens come after the committed ones of `cache`."""
 
+    ops: Backend[T]
+    structure: LayerStructure
+    cache: KvCache
 
-def attention(
-    ops: Backend[T], structure: LayerStructure, weights: LayerWeights[T], index: int, cache: KvCache, x: T
-) -> T:
-    """Self-attention of x [T, D] -> [T, D], with its keys and values written to the cache."""
-    qkv = ops.linear(x, weights.qkv, weights.qkv_bias)  # [T, (H + 2K)·d]
-    q, k, v = ops.split_qkv(qkv, structure)
-    if weights.q_norm is not None and weights.k_norm is not None:
-        q = ops.rms_norm(q, weights.q_norm, structure.rms_norm_eps)
-        k = ops.rms_norm(k, weights.k_norm, structure.rms_norm_eps)
-    start = cache.length
-    ops.write_kv(cache, index, ops.rope(k, start), v)
-    out = ops.attention(ops.rope(q, start), cache, index)  # [T, H·d]
-    return ops.linear(out, weights.o, weights.o_bias)
+    def layer(self, index: int, weights: LayerWeights[T], x: T) -> T:
+        """One pre-norm layer on x [T, D], which is spent."""
+        ops, eps = self.ops, self.structure.rms_norm_eps
+        x = ops.add(x, self.attention(index, weights, ops.rms_norm(x, weights.input_norm, eps)))
+        return ops.add(x, self.gated_mlp(weights, ops.rms_norm(x, weights.post_norm, eps)))
 
+    def attention(self, index: int, weights: LayerWeights[T], x: T) -> T:
+        """Self-attention of x [T, D] -> [T, D]; its keys and values are written to the cache."""
+        ops, start = self.ops, self.cache.length
+        qkv = ops.linear(x, weights.qkv, weights.qkv_bias)  # [T, (H + 2K)·d]
+        q, k, v = ops.split_qkv(qkv, self.structure)
+        if weights.q_norm is not None and weights.k_norm is not None:
+            q = ops.rms_norm(q, weights.q_norm, self.structure.rms_norm_eps)
+            k = ops.rms_norm(k, weights.k_norm, self.structure.rms_norm_eps)
+        ops.write_kv(self.cache, index, ops.rope(k, start), v)
+        out = ops.attention(ops.rope(q, start), self.cache, index)  # [T, H·d]
+        return ops.linear(out, weights.o, weights.o_bias)
 
-def gated_mlp(ops: Backend[T], structure: LayerStructure, weights: LayerWeights[T], x: T) -> T:
-    """down(act(gate(x)) * up(x)): x [T, D] -> [T, D]."""
-    gate_up = ops.linear(x, weights.gate_up, weights.gate_up_bias)  # [T, 2F]
-    return ops.linear(ops.gated_activation(gate_up, structure.activation), weights.down, weights.down_bias)
+    def gated_mlp(self, weights: LayerWeights[T], x: T) -> T:
+        """down(act(gate(x)) * up(x)): x [T, D] -> [T, D]."""
+        gate_up = self.ops.linear(x, weights.gate_up, weights.gate_up_bias)  # [T, 2F]
+        inner = self.ops.gated_activation(gate_up, self.structure.activation)
+        return self.ops.linear(inner, weights.down, weights.down_bias)

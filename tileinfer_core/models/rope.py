@@ -43,7 +43,8 @@ def cos_sin(inv_freq: Float32Array, scale: float, start: int, stop: int) -> tupl
 
 def _position_frequencies(theta: float, head_dim: int) -> Float32Array:
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    return np.power(theta, exponents.astype(np.float64)).astype(np.float32)
+    powers: Float32Array = np.asarray(theta ** exponents.astype(np.float64), np.float32)
+    return powers
 
 
 def _llama3(rope: RopeConfig, inv_freq: Float32Array) -> Float32Array:
@@ -66,7 +67,7 @@ def _yarn(rope: RopeConfig, pos_freqs: Float32Array, head_dim: int) -> Float32Ar
     low, high = _yarn_range(rope, head_dim)
     ramp = (np.arange(head_dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low)
     keep = np.float32(1) - np.clip(ramp, 0, 1)
-    return interpolated * (np.float32(1) - keep) + extrapolated * keep
+    return np.asarray(interpolated * (np.float32(1) - keep) + extrapolated * keep)
 
 
 def _yarn_range(rope: RopeConfig, head_dim: int) -> tuple[float, float]:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class LayerStructure:
     """One decoder layer; all layers of a model are alike.
 
-    pre-norm: x += O(attention(norm(x))), then x += down(act(gate(norm(x))) * up(norm(x))). `qk_norm` is an RMS norm over
-    head_dim of every query and key head, before the rotary embedding.
+    pre-norm: x += O(attention(norm(x))), then x += down(act(gate(norm(x))) * up(norm(x))). `qk_norm` is an RMS norm
+    over head_dim of every query and key head, before the rotary embedding.
     """
 
     hidden_size: int

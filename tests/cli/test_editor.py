@@ -1,0 +1,112 @@
+"""The line editor, driven with the bytes a terminal sends."""
+
+from __future__ import annotations
+
+import os
+import pty
+import stat
+from typing import TYPE_CHECKING
+
+import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import create_pipe_input
+
+from tileinfer_cli.chat.editor import LineEditor, open_history
+from tileinfer_cli.terminal import TextStream
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PASTE, END = "\x1b[200~", "\x1b[201~"
+TRACEBACK = "Traceback (most recent call last):\n" + "\n".join(f"\tline {n}" for n in range(37)) + "\n\n/help\n"
+
+
+@pytest.fixture
+def keys(tmp_path: Path):
+    """Types text into a new editor; gives (what `read` returned, the editor)."""
+    master, slave = pty.openpty()
+    stream = TextStream(os.fdopen(slave, "w"), {"TERM": "xterm", "NO_COLOR": "1"}, name="stderr", required=False)
+    with create_pipe_input() as pipe:
+        with create_app_session(input=pipe):
+            editor = LineEditor(stream, stream, tmp_path / "state" / "history", ["/help", "/exit"], lambda: "gauge")
+
+        def type_text(text: str) -> str | None:
+            pipe.send_text(text)
+            return editor.read()
+
+        type_text.editor = editor  # type: ignore[attr-defined]
+        yield type_text
+    os.close(master)
+
+
+def test_enter_sends_and_alt_enter_starts_a_line(keys) -> None:
+    assert keys("hi\r") == "hi"
+    assert keys("one\x1b\rtwo\r") == "one\ntwo"
+
+
+def test_a_pasted_text_is_one_message(keys) -> None:
+    assert keys(f"{PASTE}{TRACEBACK}{END}\r") == TRACEBACK
+
+
+def test_windows_line_ends_in_a_paste_are_newlines(keys) -> None:
+    assert keys(f"{PASTE}a\r\nb\rc{END}\r") == "a\nb\nc"
+
+
+def test_empty_lines_are_not_messages(keys) -> None:
+    assert keys("\r  \r\tx\r").strip() == "x"
+
+
+def test_ctrl_d_leaves_only_on_an_empty_line(keys) -> None:
+    assert keys("\x04") is None
+
+
+def test_ctrl_c_clears_the_line(keys) -> None:
+    assert keys("wrong\x03right\r") == "right"
+
+
+def test_ctrl_c_twice_leaves(keys) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        keys("wrong\x03\x03")
+    with pytest.raises(KeyboardInterrupt):
+        keys("\x03\x03")
+
+
+def test_typing_in_between_keeps_the_session(keys) -> None:
+    assert keys("a\x03b\x03c\r") == "c"
+
+
+def test_the_hint_replaces_the_gauge_after_ctrl_c(keys) -> None:
+    assert keys.editor.toolbar() == "gauge"
+    keys.editor._leaving = True
+    assert "again" in keys.editor.toolbar()
+
+
+def test_history_is_kept_private_and_read_again(keys, tmp_path: Path) -> None:
+    keys("first\r")
+    keys("line 1\x1b\rline 2\r")
+    file = tmp_path / "state" / "history"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    strings = list(open_history(file, keys.editor._session.output).load_history_strings())
+    assert strings == ["line 1\nline 2", "first"]
+
+
+def test_arrow_up_brings_the_last_message_back(keys) -> None:
+    keys("first\r")
+    assert keys("\x1b[A\r") == "first"
+
+
+def test_a_history_that_cannot_be_kept_is_a_warning(tmp_path: Path, recorded) -> None:
+    (tmp_path / "state").write_text("a file where the folder should be")
+    streams = recorded()
+    history = open_history(tmp_path / "state" / "history", streams.err)
+    history.append_string("x")
+    assert "the history can't be kept" in streams.stderr
+
+
+def test_a_history_that_stops_to_be_writable_is_a_warning(tmp_path: Path, recorded) -> None:
+    streams = recorded()
+    history = open_history(tmp_path / "state" / "history", streams.err)
+    (tmp_path / "state" / "history").unlink()
+    (tmp_path / "state").rmdir()
+    history.append_string("x")
+    assert "the history can't be kept" in streams.stderr

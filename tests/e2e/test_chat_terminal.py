@@ -1,0 +1,269 @@
+"""`chat` at a terminal: a pseudo-terminal, real keys, real signals."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.conftest import COMMAND
+
+pexpect = pytest.importorskip("pexpect")
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ANSWER = "Hello, world!"
+PROMPT = "›"
+PASTE, END = "\x1b[200~", "\x1b[201~"
+TRACEBACK = "Traceback (most recent call last):\n" + "\n".join(f"\tframe {n}" for n in range(36)) + "\n\n/help\nEnd"
+
+
+class Terminal:
+    """A chat in a pseudo-terminal of 80 by 24."""
+
+    def __init__(self, environment: dict[str, str], *args: str | os.PathLike[str]) -> None:
+        self.child = pexpect.spawn(
+            sys.executable,
+            ["-m", "tileinfer_cli", *map(str, args)],
+            env=environment,
+            dimensions=(24, 80),
+            encoding="utf-8",
+            timeout=20,
+        )
+
+    def send(self, keys: str) -> None:
+        self.child.send(keys)
+
+    def wait(self, text: str) -> str:
+        """Waits for a text; returns what came before it."""
+        self.child.expect_exact(text)
+        return str(self.child.before)
+
+    def ready(self) -> None:
+        """The line editor is up: the gauge under the line has been drawn."""
+        self.wait("left")
+
+    def code(self) -> int | None:
+        self.child.expect(pexpect.EOF)
+        self.child.close()
+        return self.child.exitstatus if self.child.signalstatus is None else -self.child.signalstatus
+
+
+@pytest.fixture
+def terminal(environment) -> Iterator:
+    opened: list[Terminal] = []
+
+    def start(*args: str | os.PathLike[str], **more: str) -> Terminal:
+        opened.append(Terminal(environment | more, *args))
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        one.child.close(force=True)
+
+
+def test_a_conversation(terminal, hello: Path) -> None:
+    chat = terminal("chat", "-m", hello)
+    chat.wait("tokens of context")
+    chat.ready()
+    chat.send("hi\r")
+    chat.wait(ANSWER)
+    chat.wait("used")
+    chat.send("\x04")
+    assert chat.code() == 0
+
+
+def test_the_gauge_counts(terminal, hello: Path) -> None:
+    chat = terminal("chat", "-m", hello)
+    chat.wait("0 of 4,096 tokens used, 4,096 left")
+    chat.send("hi\r")
+    chat.wait(ANSWER)
+    used = re.search(r"(\d+) of 4,096 tokens used, ([\d,]+) left", chat.wait("left") + "left")
+    assert used is not None
+    assert int(used[1]) > 0
+    assert int(used[1]) + int(used[2].replace(",", "")) == 4096
+
+
+def test_a_pasted_traceback_is_one_message(terminal, hello: Path) -> None:
+    chat = terminal("chat", "-m", hello)
+    chat.ready()
+    chat.send(f"{PASTE}{TRACEBACK}{END}")
+    time.sleep(0.3)
+    chat.send("\r")
+    chat.wait(ANSWER)
+    chat.ready()
+    chat.send("/prompt\r")
+    shown = chat.wait("End<|im_end|>")
+    assert shown.count("<|im_start|>user") == 1
+    assert "/help" in shown
+    chat.send("/exit\r")
+    assert chat.code() == 0
+
+
+def test_ctrl_c_stops_an_answer_and_keeps_the_session(terminal, endless: Path) -> None:
+    chat = terminal("chat", "-m", endless)
+    chat.ready()
+    chat.send("hi\r")
+    chat.wait("tick tock")
+    pressed = time.monotonic()
+    chat.send("\x03")
+    chat.wait("interrupted")
+    assert time.monotonic() - pressed < 1
+    chat.ready()
+    chat.send("/prompt\r")
+    assert "tick tock" in chat.wait("<|im_start|>assistant\n".replace("\n", "\r\n")) + chat.child.buffer
+    chat.ready()
+    chat.send("again\r")
+    chat.wait("tick tock")
+    chat.send("\x03")
+    chat.wait("interrupted")
+    chat.ready()
+    chat.send("/exit\r")
+    assert chat.code() == 0
+
+
+def test_ctrl_c_at_the_prompt_clears_and_twice_leaves(terminal, hello: Path) -> None:
+    chat = terminal("chat", "-m", hello)
+    chat.ready()
+    chat.send("wrong words")
+    time.sleep(0.2)
+    chat.send("\x03")
+    chat.wait("Ctrl-C again to leave")
+    chat.send("hi\r")
+    chat.wait(ANSWER)
+    chat.ready()
+    chat.send("\x03")
+    chat.wait("Ctrl-C again to leave")
+    chat.send("\x03")
+    assert chat.code() == 130
+
+
+def test_ctrl_c_while_loading_leaves(terminal, hello: Path) -> None:
+    chat = terminal("chat", "-m", hello)
+    time.sleep(0.25)
+    chat.child.kill(signal.SIGINT)
+    assert chat.code() == 130
+    assert "Traceback" not in chat.child.before
+
+
+def test_sigterm_at_the_prompt_puts_the_terminal_in_order(terminal, hello: Path) -> None:
+    chat = terminal("chat", "-m", hello)
+    chat.ready()
+    chat.child.kill(signal.SIGTERM)
+    assert chat.code() == 143
+    assert "\x1b[?2004l" in chat.child.before  # bracketed paste is off again
+
+
+def test_history_survives(terminal, hello: Path, home: Path) -> None:
+    chat = terminal("chat", "-m", hello)
+    chat.ready()
+    chat.send("remember me\r")
+    chat.wait(ANSWER)
+    chat.ready()
+    chat.send("\x04")
+    assert chat.code() == 0
+    assert "remember me" in (home / ".local/state/tileinfer/history").read_text()
+    chat = terminal("chat", "-m", hello)
+    chat.ready()
+    chat.send("\x1b[A")
+    chat.wait("remember me")
+
+
+def test_a_state_folder_that_cannot_be_written_is_no_crash(terminal, hello: Path, home: Path) -> None:
+    (home / ".local").write_text("a file where the folder should be")
+    chat = terminal("chat", "-m", hello)
+    chat.wait("the history can't be kept")
+    chat.ready()
+    chat.send("hi\r")
+    chat.wait(ANSWER)
+    chat.ready()
+    chat.send("/exit\r")
+    assert chat.code() == 0
+
+
+def test_an_unknown_command_is_answered_and_the_chat_goes_on(terminal, hello: Path) -> None:
+    chat = terminal("chat", "-m", hello)
+    chat.ready()
+    chat.send("/hlep\r")
+    chat.wait("did you mean /help?")
+    chat.ready()
+    chat.send("/help\r")
+    chat.wait("/system TEXT")
+    chat.ready()
+    chat.send("/exit\r")
+    assert chat.code() == 0
+
+
+def test_model_text_cannot_drive_the_terminal(terminal, scripted) -> None:
+    model = scripted(["a\x1b]52;c;aGk=\x07", "b\x1b[2J", "c\x9b", "[bold]d"])
+    run = terminal("generate", "hi", "-m", model, "--seed", "1")
+    run.wait("a␛]52;c;aGk=␇b␛[2Jc\ufffd[bold]d")
+    assert run.code() == 0
+
+
+def test_no_colour_on_request(terminal, scripted) -> None:
+    model = scripted(["<think>", "hmm", "</think>", "Answer"], thinking=True)
+    plain = terminal("generate", "hi", "-m", model, "--quiet", NO_COLOR="1")
+    plain.wait("Answer")
+    assert plain.code() == 0
+    coloured = terminal("generate", "hi", "-m", model, "--quiet")
+    before = coloured.wait("Answer")
+    assert "\x1b[2mhmm" in before
+
+
+def test_a_plain_terminal_gets_a_plain_prompt(terminal, hello: Path) -> None:
+    chat = terminal("chat", "-m", hello, TERM="dumb")
+    chat.wait(PROMPT)
+    chat.send("hi\n")
+    chat.wait(ANSWER)
+    chat.wait(PROMPT)
+    chat.send("/exit\n")
+    assert chat.code() == 0
+
+
+def test_a_long_answer_scrolls_and_nothing_is_drawn_twice(terminal, scripted) -> None:
+    lines = [f"line {n}\n" for n in range(200)]
+    chat = terminal("chat", "-m", scripted(lines))
+    chat.ready()
+    chat.send("hi\r")
+    chat.wait("line 0\r\n")
+    chat.child.setwinsize(10, 40)
+    rest = chat.wait("line 199\r\n")
+    assert rest == "".join(f"line {n}\r\n" for n in range(1, 199))
+    chat.ready()
+    chat.send("/exit\r")
+    assert chat.code() == 0
+
+
+def test_the_log_of_a_pipe_has_the_answers_alone(environment, hello: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    line = " ".join([*COMMAND, "chat", "-m", str(hello)])
+    child = pexpect.spawn("bash", ["-c", f"{line} | tee {log}"], env=environment, dimensions=(24, 80), encoding="utf-8")
+    for _ in range(2):
+        child.expect_exact("left")
+        child.send("hi\r")
+        child.expect_exact(ANSWER)
+    child.expect_exact("left")
+    child.send("\x04")
+    child.expect(pexpect.EOF)
+    assert log.read_text() == f"{ANSWER}\n" * 2
+
+
+def test_stderr_elsewhere_leaves_a_usable_editor(environment, hello: Path, tmp_path: Path) -> None:
+    log = tmp_path / "err"
+    line = " ".join([*COMMAND, "chat", "-m", str(hello)])
+    child = pexpect.spawn("bash", ["-c", f"{line} 2>{log}"], env=environment, dimensions=(24, 80), encoding="utf-8")
+    child.expect_exact("left")
+    child.send("hi\r")
+    child.expect_exact(ANSWER)
+    child.expect_exact("left")
+    child.send("\x04")
+    child.expect(pexpect.EOF)
+    assert "\x1b" not in log.read_text()

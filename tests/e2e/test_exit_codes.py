@@ -1,0 +1,235 @@
+"""Every way to end, with its code: pipes, full disks, signals, models that are missing or broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.conftest import COMMAND
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def shell(script: str, environment: dict[str, str], timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    """A line of bash in which `tileinfer` is the program under test."""
+    prelude = f'set -o pipefail; tileinfer() {{ "{sys.executable}" -m tileinfer_cli "$@"; }}\n'
+    return subprocess.run(
+        ["bash", "-c", prelude + script], capture_output=True, text=True, env=environment, timeout=timeout, check=False
+    )
+
+
+def test_a_reader_that_leaves_ends_the_generation_with_141(environment, endless: Path) -> None:
+    started = time.monotonic()
+    done = shell(
+        f'tileinfer generate hi -m "{endless}" -q </dev/null | head -1; echo "${{PIPESTATUS[0]}}"', environment
+    )
+    assert done.stdout == "tick tock\n141\n"
+    assert done.stderr == ""
+    assert time.monotonic() - started < 15
+
+
+def test_a_reader_that_left_while_nothing_is_written(environment, scripted) -> None:
+    """Hidden thinking writes nothing; the reader's leaving is noticed all the same."""
+    model = scripted(["<think>", "a", "b"], forever=True, thinking=True, context=200_000)
+    done = shell(
+        f'tileinfer generate hi -m "{model}" -q --hide-thinking </dev/null | true; echo "${{PIPESTATUS[0]}}"',
+        environment,
+    )
+    assert done.stdout == "141\n"
+
+
+@pytest.mark.parametrize("command", ["--help", "list --json", "tokens hi --json"])
+def test_other_outputs_end_with_141_too(command: str, environment, hello: Path) -> None:
+    line = f"(sleep 0.5; tileinfer {command} </dev/null) | true; echo ${{PIPESTATUS[0]}}"
+    done = shell(line, environment | {"TILEINFER_MODEL": str(hello)})
+    assert done.stdout == "141\n"
+    assert done.stderr == ""
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
+@pytest.mark.parametrize("command", ["generate hi", "generate hi --json", "tokens hi", "show {model}"])
+def test_a_full_disk_is_code_6(command: str, environment, hello: Path) -> None:
+    line = f"tileinfer {command.format(model=hello)} -q </dev/null >/dev/full"
+    line = line.replace(" -q", "") if not command.startswith("generate") else line
+    done = shell(line, environment | {"TILEINFER_MODEL": str(hello)})
+    assert done.returncode == 6
+    assert done.stderr == "error: could not write to stdout: No space left on device\n"
+
+
+def test_a_closed_stdout_is_an_error_before_the_model_is_looked_for(environment) -> None:
+    done = shell("tileinfer generate hi -m no-such-model </dev/null >&-", environment)
+    assert done.returncode == 1
+    assert "stdout is closed" in done.stderr
+
+
+@pytest.mark.parametrize("redirect", ["2>&-", "2>/dev/full"])
+def test_a_stderr_that_takes_nothing_changes_nothing(redirect: str, environment, hello: Path) -> None:
+    done = shell(f'tileinfer generate hi -m "{hello}" --stats </dev/null {redirect}', environment)
+    assert (done.returncode, done.stdout) == (0, "Hello, world!\n")
+    assert shell(f"tileinfer generate hi -m no-such-model </dev/null {redirect}", environment).returncode == 4
+
+
+def test_a_closed_stdin_is_no_prompt(environment, hello: Path) -> None:
+    assert shell(f'tileinfer generate hi -m "{hello}" <&-', environment).returncode == 0
+    done = shell(f'tileinfer generate -m "{hello}" <&-', environment)
+    assert done.returncode == 2
+    assert "no prompt" in done.stderr
+
+
+# Signals
+
+
+def interrupted_after(
+    delay: float, args: list[str], environment: dict[str, str], number: int
+) -> tuple[int, float, str, str]:
+    """Exit code, seconds from the signal to the end, stdout, stderr."""
+    process = subprocess.Popen(
+        [*COMMAND, *args], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    )
+    time.sleep(delay)
+    process.send_signal(number)
+    started = time.monotonic()
+    out, err = process.communicate(timeout=20)
+    return process.returncode, time.monotonic() - started, out.decode(), err.decode()
+
+
+@pytest.mark.parametrize("delay", [0.15, 0.3, 0.5, 0.8, 1.5])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_start_loading_and_decoding(
+    delay: float, number: int, code: int, environment, endless: Path
+) -> None:
+    args = ["generate", "hi", "-m", str(endless), "--quiet"]
+    found, seconds, out, err = interrupted_after(delay, args, environment, number)
+    assert (found, err) == (code, "")
+    assert seconds < 1
+    assert out in ("", "\n") or out.startswith("tick")
+    assert out == "" or out.endswith("\n")
+
+
+def test_a_signal_ends_a_long_prefill(environment, endless: Path, tmp_path: Path) -> None:
+    file = tmp_path / "long.txt"
+    file.write_text("word " * 30_000)
+    args = ["generate", "-f", str(file), "-m", str(endless), "--quiet"]
+    found, seconds, out, err = interrupted_after(2.5, args, environment, signal.SIGINT)
+    assert (found, out, err) == (130, "", "")
+    assert seconds < 1
+
+
+# Models
+
+
+def broken_copy(model: Path, folder: Path) -> Path:
+    return shutil.copytree(model, folder / "broken")
+
+
+def test_a_model_that_is_not_there_is_code_4_within_a_second(tileinfer) -> None:
+    for name in ("demo", "no-such-model", "Some/Thing", "./nowhere", "/nowhere/x.gguf"):
+        result = tileinfer("generate", "hi", "-m", name)
+        assert (result.code, result.out) == (4, ""), name
+        assert "Traceback" not in result.err
+        assert len(result.err.splitlines()) <= 2
+        assert result.seconds < 1.5
+    assert "tileinfer pull demo" in tileinfer("generate", "hi", "-m", "demo").err
+
+
+def test_strange_names_are_printed_as_they_are(tileinfer) -> None:
+    result = tileinfer("generate", "hi", "-m", "a[q8]:smile:[/login]")
+    assert result.code == 4
+    assert "a[q8]:smile:[/login]" in result.err
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("model.safetensors", lambda data: data[:-4096]),
+        ("model.safetensors", lambda data: data + b"x"),
+        ("model.safetensors", lambda data: (2**40).to_bytes(8, "little") + data[8:]),
+        ("model.safetensors", lambda data: b""),
+        ("config.json", lambda data: data[:-20]),
+        ("config.json", lambda data: b"[]"),
+        ("config.json", lambda data: data.replace(b'"llama"', b'"mamba"')),
+        ("config.json", lambda data: data.replace(b'"silu"', b'"relu6"')),
+        ("tokenizer.json", lambda data: data[:-20]),
+        ("tokenizer.json", lambda data: data.replace(b'"ByteLevel"', b'"Hexagonal"')),
+        ("chat_template.jinja", lambda data: b"{% for m in messages %}"),
+        ("chat_template.jinja", lambda data: b"{{ raise_exception('no') }}"),
+        ("generation_config.json", lambda data: b'{"temperature": "hot"}'),
+    ],
+)
+def test_a_damaged_model_is_one_line_and_code_7(file: str, change, hello: Path, tmp_path: Path, tileinfer) -> None:
+    model = broken_copy(hello, tmp_path)
+    (model / file).write_bytes(change((model / file).read_bytes()))
+    result = tileinfer("generate", "hi", "-m", model)
+    assert (result.code, result.out) == (7, ""), result.err
+    assert "Traceback" not in result.err
+    assert len(result.err.splitlines()) <= 2
+    assert file in result.err or "mamba" in result.err or "relu6" in result.err
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_missing_file_is_named(file: str, hello: Path, tmp_path: Path, tileinfer) -> None:
+    model = broken_copy(hello, tmp_path)
+    (model / file).unlink()
+    result = tileinfer("generate", "hi", "-m", model)
+    assert result.code in (4, 7)
+    assert "Traceback" not in result.err
+
+
+def test_without_a_template_chat_is_refused_and_raw_works(scripted, tileinfer) -> None:
+    model = scripted(["plain"], template=None)
+    result = tileinfer("generate", "hi", "-m", model)
+    assert result.code == 7
+    assert "template" in result.err
+    assert "--raw" in result.err
+    assert tileinfer("generate", "hi", "-m", model, "--raw").out == "plain\n"
+
+
+def test_a_backend_that_is_not_there_is_code_8(tileinfer, hello: Path) -> None:
+    result = tileinfer("generate", "hi", "-m", hello, "--backend", "cuda")
+    assert (result.code, result.out) == (8, "")
+    assert "--backend" in result.err
+
+
+def test_debug_shows_the_traceback_and_keeps_the_code(tileinfer) -> None:
+    for args in (["--debug", "generate"], ["generate", "--debug"]):
+        result = tileinfer(*args, "hi", "-m", "no-such-model")
+        assert result.code == 4
+        assert "Traceback" in result.err
+        assert "ModelNotFoundError" in result.err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("colour = 1", "colour"),
+        ("context = 'big'", "context"),
+        ("[sampling]\ntemperature = 'hot'", "temperature"),
+        ("model = ", "TOML"),
+    ],
+)
+def test_a_config_file_that_is_wrong_is_a_usage_error(text: str, message: str, home: Path, tileinfer) -> None:
+    config = home / "config.toml"
+    config.write_text(text)
+    result = tileinfer("generate", "hi", TILEINFER_CONFIG=str(config))
+    assert result.code == 2
+    assert message in result.err
+    assert str(config) in result.err
+
+
+def test_settings_of_the_config_file_reach_the_run(home: Path, hello: Path, tileinfer) -> None:
+    config = home / "config.toml"
+    config.write_text("max_tokens = 2\n[sampling]\ntemperature = 0.0\ntop_k = 7\n")
+    result = tileinfer("generate", "hi", "-m", hello, "--json", TILEINFER_CONFIG=str(config))
+    document = json.loads(result.out)
+    assert document["text"] == "Hello,"
+    assert document["sampling"]["top_k"] == {"value": 7, "origin": "config file"}
+    assert "config file" in result.err

@@ -1,0 +1,136 @@
+"""The Typer application, and the one error boundary of the process.
+
+Whatever happens below ends here as a message on stderr and an exit code:
+
+    0 done · 1 TileInfer could not do it · 2 usage · 3 prompt longer than the context · 4 model not found
+    5 not allowed · 6 disk · 7 damaged or unsupported model · 8 backend not available or out of memory
+    130 Ctrl-C · 141 nobody reads the output any more · 143 SIGTERM
+
+No other file of the command line catches an error in order to end the process, and nothing here prints a
+traceback unless `--debug` asks for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from tileinfer_cli.terminal import Streams, silence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+    from typing import NoReturn
+
+    import typer
+
+    from tileinfer_cli.commandline import Cli
+
+EXIT_INTERRUPTED, EXIT_BROKEN_PIPE, EXIT_TERMINATED = 130, 141, 143
+_DISK_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+
+
+def main() -> NoReturn:
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(argv: list[str]) -> int:
+    """One command line from words to exit code. Typer and the commands are imported in here, so that Ctrl-C during
+    their import ends like any other."""
+    streams = Streams.of_process()
+    cli: Cli | None = None
+    try:
+        from tileinfer_cli.commandline import Cli
+
+        cli = Cli(streams)
+        with _sigterm_unwinds():
+            return _dispatch(argv, cli)
+    except BaseException as error:
+        return _end(error, streams, debug=cli is not None and cli.debug)
+
+
+@contextlib.contextmanager
+def _sigterm_unwinds() -> Iterator[None]:
+    """SIGTERM leaves through the `finally` blocks, so that the terminal and half-written folders are put in order."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(_signal: int, _frame: FrameType | None) -> NoReturn:
+        sys.exit(EXIT_TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _dispatch(argv: list[str], cli: Cli) -> int:
+    """Parses and runs. Typer's own `main` is not used: it turns a broken pipe into exit code 1."""
+    import typer.main
+
+    command = typer.main.get_command(build())
+    if "_TILEINFER_COMPLETE" in os.environ:
+        command.main(prog_name="tileinfer", standalone_mode=True)
+    try:
+        with command.make_context("tileinfer", list(argv), obj=cli) as context:
+            command.invoke(context)
+    except typer.Exit as leave:
+        return leave.exit_code
+    return 0
+
+
+def build() -> typer.Typer:
+    from tileinfer_cli.commands import register
+
+    return register()
+
+
+def _end(error: BaseException, streams: Streams, *, debug: bool) -> int:
+    """The message of an error on stderr, and its exit code."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    if isinstance(error, BrokenPipeError):
+        silence(sys.stdout)
+        return EXIT_BROKEN_PIPE
+    if debug:
+        import traceback
+
+        streams.err.end_line()
+        streams.err.write("".join(traceback.format_exception(error)))
+    if isinstance(error, KeyboardInterrupt):
+        if streams.err.look.terminal:
+            streams.err.write("\n")
+        return EXIT_INTERRUPTED
+    from tileinfer_cli.render import print_error
+
+    message, hint, code = _explain(error)
+    streams.err.end_line()
+    print_error(streams.err, message, hint)
+    return code
+
+
+def _explain(error: BaseException) -> tuple[str, str | None, int]:
+    """Message, way out and exit code."""
+    from tileinfer_core.errors import BackendError, DiskError, TileinferError, UsageError
+
+    if isinstance(error, TileinferError):
+        return str(error), error.hint, error.exit_code
+    if hasattr(error, "format_message"):  # Typer's own: an unknown option, a missing argument
+        context = getattr(error, "ctx", None)
+        hint = f"try: {context.command_path} --help" if context is not None else None
+        return error.format_message(), hint, UsageError.exit_code
+    if isinstance(error, MemoryError):
+        return f"out of memory{f': {error}' if str(error) else ''}", None, BackendError.exit_code
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        code = DiskError.exit_code if error.errno in _DISK_ERRNOS else TileinferError.exit_code
+        return f"{where}{error.strerror or error}", None, code
+    hint = "this is a fault in TileInfer; run the command again with --debug and report what it prints"
+    return f"{type(error).__name__}: {error}", hint, TileinferError.exit_code

@@ -1,0 +1,187 @@
+"""Where a message comes from: a line editor on a terminal, plain lines elsewhere.
+
+On a terminal Enter sends, Alt-Enter starts a new line, pasted text stays one message (bracketed paste), and the
+history file survives. Ctrl-C clears the line, a second one in a row leaves; Ctrl-D on an empty line leaves.
+
+In a pipe or a file each line is one message; lines between two lines of three double quotes are one message. Empty
+lines are skipped. The prompt and everything the editor draws go to stderr: stdout has the answers alone.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tileinfer_cli.prompt import MAX_PROMPT_BYTES, decode_utf8
+from tileinfer_core.errors import ContextLengthError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.history import History
+    from prompt_toolkit.key_binding import KeyBindings
+
+    from tileinfer_cli.terminal import Streams, TextStream
+
+PROMPT = "› "
+BLOCK = '"""'
+_LEAVE_HINT = "Ctrl-C again to leave"
+
+
+class Reader(Protocol):
+    """`interactive` readers have a person in front, who is told of an error and goes on."""
+
+    interactive: bool
+
+    def read(self) -> str | None:
+        """The next message, never empty; None at the end. Raises KeyboardInterrupt to leave."""
+
+
+class LineReader:
+    """Messages from a pipe, a file, or a terminal too plain for the editor."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._source: Any = getattr(streams.stdin, "buffer", None)
+        self.interactive = streams.stdin_is_terminal
+        self._prompt_on = streams.err if self.interactive and streams.err.look.terminal else None
+
+    def read(self) -> str | None:
+        while (line := self._line()) is not None:
+            text = self._block() if line.strip() == BLOCK else line
+            if text.strip():
+                return text
+        return None
+
+    def _block(self) -> str:
+        lines = []
+        while (line := self._line()) is not None and line.strip() != BLOCK:
+            lines.append(line)
+        return "\n".join(lines)
+
+    def _line(self) -> str | None:
+        if self._source is None:
+            return None
+        if self._prompt_on is not None:
+            self._prompt_on.write(PROMPT)
+        data: bytes = self._source.readline(MAX_PROMPT_BYTES + 1)
+        if len(data) > MAX_PROMPT_BYTES:
+            raise ContextLengthError(f"a line has more than {MAX_PROMPT_BYTES:,} bytes")
+        return decode_utf8(data, "stdin").rstrip("\r\n") if data else None
+
+
+class LineEditor:
+    """prompt_toolkit, drawn on `canvas` (stderr if that is a terminal). `status` is the text under the line."""
+
+    interactive = True
+
+    def __init__(
+        self, canvas: TextStream, err: TextStream, history: Path, commands: Iterable[str], status: Callable[[], str]
+    ) -> None:
+        self._status = status
+        self._leaving = False  # Ctrl-C was the last key
+        self._session = _new_session(canvas, open_history(history, err), sorted(commands), self)
+
+    def toolbar(self) -> str:
+        return _LEAVE_HINT if self._leaving else self._status()
+
+    def read(self) -> str | None:
+        while True:
+            self._leaving = False
+            try:
+                text = self._session.prompt(PROMPT)
+            except EOFError:
+                return None
+            if any("\ud800" <= char <= "\udfff" for char in text):
+                raise UsageError("the message is not UTF-8 text")
+            if text.strip():
+                return text
+
+    def bindings(self) -> KeyBindings:
+        from prompt_toolkit.key_binding import KeyBindings
+
+        keys = KeyBindings()
+
+        @keys.add("enter")
+        def _send(event: Any) -> None:
+            event.current_buffer.validate_and_handle()
+
+        @keys.add("escape", "enter")
+        def _new_line(event: Any) -> None:
+            event.current_buffer.insert_text("\n")
+
+        @keys.add("c-c")
+        @keys.add("<sigint>")
+        def _clear_or_leave(event: Any) -> None:
+            if self._leaving:
+                event.app.exit(exception=KeyboardInterrupt())
+            event.current_buffer.reset()
+            self._leaving = True
+
+        return keys
+
+    def typed(self, _buffer: object) -> None:
+        self._leaving = False
+
+
+def new_reader(streams: Streams, history: Path, commands: Iterable[str], status: Callable[[], str]) -> Reader:
+    """The editor where a person types and a stream can be drawn on; plain lines elsewhere."""
+    canvas = next((stream for stream in (streams.err, streams.out) if stream.look.motion), None)
+    if streams.stdin_is_terminal and canvas is not None:
+        return LineEditor(canvas, streams.err, history, commands, status)
+    return LineReader(streams)
+
+
+def _new_session(canvas: TextStream, history: History, commands: list[str], editor: LineEditor) -> PromptSession[str]:
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import WordCompleter
+    from prompt_toolkit.data_structures import Size
+    from prompt_toolkit.filters import Condition
+    from prompt_toolkit.output.vt100 import Vt100_Output
+    from prompt_toolkit.styles import Style
+
+    def canvas_size() -> Size:
+        size = os.get_terminal_size(canvas.descriptor or 0)
+        return Size(rows=size.lines or 24, columns=size.columns or 80)
+
+    # No cursor position requests: they delay the first prompt and leave stray answers in slow terminals.
+    output = Vt100_Output(canvas.file, canvas_size, term=os.environ.get("TERM"), enable_cpr=False)  # type: ignore[arg-type]
+    session: PromptSession[str] = PromptSession(
+        output=output,
+        history=history,
+        multiline=True,
+        key_bindings=editor.bindings(),
+        completer=WordCompleter(commands, sentence=True),
+        complete_while_typing=False,
+        bottom_toolbar=editor.toolbar,
+        prompt_continuation="  ",
+        reserve_space_for_menu=0,
+        style=Style.from_dict({"bottom-toolbar": "noreverse fg:ansibrightblack", "prompt": "bold"}),
+        erase_when_done=False,
+        enable_history_search=Condition(lambda: False),
+    )
+    session.default_buffer.on_text_changed += editor.typed
+    return session
+
+
+def open_history(path: Path, err: TextStream) -> History:
+    """The history file, readable by its owner only. Where it can't be kept, the session has one in memory."""
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    from tileinfer_cli.render import print_warning
+
+    class ForgivingHistory(FileHistory):
+        def store_string(self, string: str) -> None:
+            try:
+                super().store_string(string)
+            except OSError as error:
+                print_warning(err, f"{path}: the history can't be kept: {error.strerror}")
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600))
+    except OSError as error:
+        print_warning(err, f"{path}: the history can't be kept: {error.strerror}")
+        return InMemoryHistory()
+    return ForgivingHistory(path)

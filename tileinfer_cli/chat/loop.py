@@ -1,0 +1,109 @@
+"""The chat loop: read a message or a slash command, show the answer, and go on whatever happens.
+
+In front of a person an error or Ctrl-C ends the turn and not the session. In a pipe the first error ends the run
+with its exit code, as a script expects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from tileinfer_cli import opening
+from tileinfer_cli.answer import AnswerView, print_ending, stats_text
+from tileinfer_cli.render import print_error, print_note
+from tileinfer_core.errors import TileinferError
+
+if TYPE_CHECKING:
+    from tileinfer_cli.chat.editor import Reader
+    from tileinfer_cli.options import StopFlags, ThinkingFlags
+    from tileinfer_cli.terminal import Streams
+    from tileinfer_core.session import Session
+    from tileinfer_core.settings import Setting, Settings
+
+
+@dataclass
+class Chat:
+    """One conversation at the terminal, and the settings of its next answer."""
+
+    streams: Streams
+    session: Session
+    settings: Settings
+    flags: dict[str, float | int | None]  # sampling, by name; /set writes here too
+    until: StopFlags
+    thinking: ThinkingFlags
+    stats: bool = False
+    quiet: bool = False
+    set_here: set[str] = field(default_factory=set)  # names that /set has given a value
+    leaving: bool = False
+
+    def wanted(self) -> opening.Wanted:
+        """The next answer's request. A seed that nobody fixed is drawn anew, so that /retry gives another answer."""
+        engine = self.session.engine
+        wanted = opening.wanted(engine.generation, self.settings, self.flags, self.until, self.thinking)
+        sampling = {name: self._named(name, setting) for name, setting in wanted.sampling.items()}
+        return replace(wanted, sampling=sampling, max_tokens=self._named("max_tokens", wanted.max_tokens))
+
+    def _named(self, name: str, setting: Setting[Any]) -> Setting[Any]:
+        return replace(setting, origin="/set") if name in self.set_here else setting
+
+    def gauge(self) -> str:
+        engine = self.session.engine
+        used, total = self.session.used_tokens, engine.context_length
+        return f"{engine.folder.name} · {used:,} of {total:,} tokens used, {total - used:,} left"
+
+    def answer(self, text: str) -> None:
+        """Sends one message and shows what comes back."""
+        wanted = self.wanted()
+        view = AnswerView(
+            self.streams, show_thinking=opening.shows_thinking(self.streams, self.thinking), quiet=self.quiet
+        )
+        finished = view.show(self.session.send(text, wanted.request))
+        print_ending(self.streams, finished, limit_origin=wanted.max_tokens.origin)
+        if self.stats:
+            print_note(self.streams.err, stats_text(finished))
+
+
+def run_chat(chat: Chat, reader: Reader) -> None:
+    """Until EOF, /exit, or Ctrl-C twice at the prompt (which raises KeyboardInterrupt)."""
+    while not chat.leaving:
+        message = reader.read() if not reader.interactive else _read_patiently(chat, reader)
+        if message is None:
+            return
+        try:
+            take(chat, message)
+        except KeyboardInterrupt:
+            if not reader.interactive:
+                raise
+            print_note(chat.streams.err, "interrupted")
+        except TileinferError as error:
+            if not reader.interactive:
+                raise
+            chat.streams.err.end_line()
+            print_error(chat.streams.err, str(error), error.hint)
+        if reader.interactive:
+            chat.streams.err.write("\n")
+        chat.streams.out.drain()
+
+
+def _read_patiently(chat: Chat, reader: Reader) -> str | None:
+    """A message that can't be used (not UTF-8, say) is a reason to ask again."""
+    while True:
+        try:
+            return reader.read()
+        except TileinferError as error:
+            print_error(chat.streams.err, str(error), error.hint)
+
+
+def take(chat: Chat, message: str) -> None:
+    """A slash command is carried out; `//` starts a message with a slash; all else goes to the model."""
+    from tileinfer_cli.chat import slash
+
+    if message.startswith("//"):
+        chat.answer(message[1:])
+    elif slash.is_command(message):
+        follow_up = slash.carry_out(chat, message)
+        if follow_up is not None:
+            chat.answer(follow_up)
+    else:
+        chat.answer(message)

@@ -1,0 +1,213 @@
+"""The slash commands. What they print goes to stderr: stdout has the answers alone.
+
+A message is a command only if it starts with a slash and has one line, so that a pasted listing of paths or a
+traceback stays a message. /system alone takes text of several lines.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tileinfer_cli.answer import stats_text
+from tileinfer_cli.render import print_note, print_pairs
+from tileinfer_core.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from tileinfer_cli.chat.loop import Chat
+
+    Handler = Callable[[Chat, str], str | None]
+
+
+@dataclass(frozen=True)
+class SlashCommand:
+    """`act` gets the text after the name; what it returns is sent as a message."""
+
+    usage: str
+    help: str
+    act: Handler
+
+
+def is_command(message: str) -> bool:
+    return message.startswith("/") and ("\n" not in message or message.startswith("/system "))
+
+
+def carry_out(chat: Chat, line: str) -> str | None:
+    """Raises UsageError with the nearest name for a command that doesn't exist."""
+    name, _, rest = line[1:].partition(" ")
+    command = COMMANDS.get(name)
+    if command is None:
+        raise UsageError(
+            f"no command /{name}{nearest(name, COMMANDS, prefix='/')}",
+            hint="/help lists them; // starts a message with a slash",
+        )
+    return command.act(chat, rest.strip())
+
+
+def nearest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
+    """ "; did you mean X?", or nothing."""
+    known = list(known)
+    close = difflib.get_close_matches(name.lower(), known, n=1) or [
+        word for word in known if name and word.startswith(name)
+    ]
+    return f"; did you mean {prefix}{close[0]}?" if close else ""
+
+
+def _help(chat: Chat, _rest: str) -> None:
+    print_pairs(chat.streams.err, [(command.usage, command.help, None) for command in COMMANDS.values()])
+    print_note(
+        chat.streams.err, "Enter sends, Alt-Enter starts a new line, Ctrl-C stops an answer, // starts with a slash"
+    )
+
+
+def _exit(chat: Chat, _rest: str) -> None:
+    chat.leaving = True
+
+
+def _clear(chat: Chat, _rest: str) -> None:
+    chat.session.clear()
+    print_note(chat.streams.err, "the conversation starts anew")
+
+
+def _system(chat: Chat, rest: str) -> None:
+    """No text shows it, "" sends none."""
+    if rest:
+        chat.session.set_system("" if rest == '""' else rest)
+    system = chat.session.system
+    print_note(
+        chat.streams.err,
+        "system: " + ("the template's own" if system is None else system or '""'),
+    )
+
+
+def _set(chat: Chat, rest: str) -> None:
+    from tileinfer_core.sampling import check_setting
+
+    name, _, value = rest.partition(" ")
+    name, value = name.removeprefix("--").replace("-", "_"), value.strip()
+    known = [*chat.flags, "max_tokens"]
+    if name not in known:
+        raise UsageError(f"no setting {name!r}{nearest(name, known)}", hint=f"settings: {', '.join(known)}")
+    number = None if value == "default" else _number(name, value)
+    if name == "max_tokens":
+        if number is not None and (not isinstance(number, int) or number < 1):
+            raise UsageError(f"/set: max_tokens must be a whole number of at least 1, found {value!r}")
+        chat.until = replace(chat.until, max_tokens=number)
+    else:
+        if number is not None:
+            check_setting(name, number, "/set")
+        chat.flags[name] = number
+    (chat.set_here.discard if number is None else chat.set_here.add)(name)
+    _params(chat, "")
+
+
+def _number(name: str, value: str) -> float | int:
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    raise UsageError(f"/set: {name} wants a number or `default`, found {value!r}")
+
+
+def _params(chat: Chat, _rest: str) -> None:
+    wanted = chat.wanted()
+    settings = {**wanted.sampling, "max_tokens": wanted.max_tokens}
+    rows = [
+        (
+            name,
+            "none"
+            if setting.value is None
+            else f"{setting.value:g}"
+            if isinstance(setting.value, float)
+            else str(setting.value),
+            setting.origin,
+        )
+        for name, setting in settings.items()
+        if setting.origin != "random"
+    ]
+    if wanted.sampling["seed"].origin == "random":
+        rows.append(("seed", "drawn for each answer", "default"))
+    print_pairs(chat.streams.err, rows)
+
+
+def _think(chat: Chat, rest: str) -> None:
+    choices = {"on": True, "off": False, "default": None}
+    if rest:
+        if rest not in choices:
+            raise UsageError(f"/think wants on, off or default, found {rest!r}")
+        chat.thinking = replace(chat.thinking, think=choices[rest])
+    word = next(word for word, value in choices.items() if value is chat.thinking.think)
+    print_note(chat.streams.err, f"think: {word if word != 'default' else 'as the template does by default'}")
+
+
+def _stats(chat: Chat, _rest: str) -> None:
+    last = chat.session.last
+    print_note(chat.streams.err, stats_text(last) if last is not None else "no answer yet")
+
+
+def _tokens(chat: Chat, _rest: str) -> None:
+    print_note(chat.streams.err, chat.gauge())
+
+
+def _prompt(chat: Chat, _rest: str) -> None:
+    """What the model is given, special tokens and all."""
+    err = chat.streams.err
+    err.write(chat.session.prompt_text())
+    err.end_line()
+
+
+def _save(chat: Chat, rest: str) -> None:
+    path = _path(rest, "/save")
+    chat.session.save(path)
+    print_note(chat.streams.err, f"saved {len(chat.session.messages)} messages to {path}")
+
+
+def _load(chat: Chat, rest: str) -> None:
+    path = _path(rest, "/load")
+    chat.session.load(path)
+    print_note(chat.streams.err, f"loaded {len(chat.session.messages)} messages from {path}")
+
+
+def _path(rest: str, command: str) -> Path:
+    if not rest:
+        raise UsageError(f"{command} wants a file name")
+    return Path(rest).expanduser()
+
+
+def _retry(chat: Chat, _rest: str) -> str:
+    return _last_exchange(chat)
+
+
+def _undo(chat: Chat, _rest: str) -> None:
+    text = _last_exchange(chat)
+    print_note(chat.streams.err, f"taken back: {text.splitlines()[0][:60]}")
+
+
+def _last_exchange(chat: Chat) -> str:
+    text = chat.session.undo()
+    if text is None:
+        raise UsageError("there is no answer to take back")
+    return text
+
+
+COMMANDS = {
+    "help": SlashCommand("/help", "this list", _help),
+    "exit": SlashCommand("/exit", "leave (Ctrl-D does too)", _exit),
+    "clear": SlashCommand("/clear", "forget the conversation, keep system prompt and settings", _clear),
+    "system": SlashCommand("/system TEXT", 'set the system prompt; "" sends none; without TEXT show it', _system),
+    "set": SlashCommand("/set NAME VALUE", "change a setting, or give it back with `default`", _set),
+    "params": SlashCommand("/params", "the settings of the next answer and their origins", _params),
+    "think": SlashCommand("/think on|off", "ask the template for thinking or for none", _think),
+    "retry": SlashCommand("/retry", "answer the last message again", _retry),
+    "undo": SlashCommand("/undo", "take the last message and its answer back", _undo),
+    "stats": SlashCommand("/stats", "counts and speeds of the last answer", _stats),
+    "tokens": SlashCommand("/tokens", "tokens used and left", _tokens),
+    "prompt": SlashCommand("/prompt", "what the model is given, special tokens and all", _prompt),
+    "save": SlashCommand("/save FILE", "write the conversation to a file", _save),
+    "load": SlashCommand("/load FILE", "go on with a saved conversation", _load),
+}

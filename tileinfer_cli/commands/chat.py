@@ -1,0 +1,62 @@
+"""`tileinfer chat`: a conversation that keeps its KV cache."""
+
+from dataclasses import asdict
+
+from tileinfer_cli import opening, render
+from tileinfer_cli.chat.editor import Reader, new_reader
+from tileinfer_cli.chat.loop import Chat, run_chat
+from tileinfer_cli.chat.slash import COMMANDS
+from tileinfer_cli.commandline import Cli
+from tileinfer_cli.options import (
+    ModelFlags,
+    QuietFlag,
+    SamplingFlags,
+    StatsFlag,
+    StopFlags,
+    SystemOption,
+    ThinkingFlags,
+)
+
+NAME = "chat"
+SHORT = "talk with a model"
+EXAMPLES = """
+Examples:
+  tileinfer chat
+  tileinfer chat -m qwen3:0.6b --system "Answer in one sentence."
+  tileinfer chat | tee answers.txt
+
+On a terminal Enter sends and Alt-Enter starts a new line. In a pipe each line is one
+message; lines between two lines of three double quotes are one message.
+"""
+
+
+def run(
+    cli: Cli,
+    *,
+    where: ModelFlags,
+    system: SystemOption = None,
+    sampling: SamplingFlags,
+    until: StopFlags,
+    thinking: ThinkingFlags,
+    stats: StatsFlag = False,
+    quiet: QuietFlag = False,
+) -> None:
+    """Talk with a model. /help lists the commands of the conversation; Ctrl-D leaves."""
+    streams = cli.streams
+    streams.out.require()
+    settings = opening.load_settings()
+    engine = opening.open_engine(cli, settings, where, quiet=quiet)
+    from tileinfer_core.session import Session
+
+    session = Session(engine, system if system is not None else settings.system.value)
+    chat = Chat(streams, session, settings, dict(asdict(sampling)), until, thinking, stats=stats, quiet=quiet)
+    chat.wanted()  # a setting out of range is refused before the first message
+    reader: Reader = new_reader(streams, settings.history_path, [f"/{name}" for name in COMMANDS], chat.gauge)
+    if reader.interactive and not quiet:
+        render.print_note(
+            streams.err,
+            f"{engine.folder.name} on {engine.backend.name} ({engine.backend.reason}) · "
+            f"{engine.context_length:,} tokens of context · /help",
+        )
+        streams.err.write("\n")
+    run_chat(chat, reader)

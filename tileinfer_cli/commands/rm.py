@@ -1,0 +1,21 @@
+"""`tileinfer rm`: frees the disk space of one model."""
+
+from tileinfer_cli import opening, render
+from tileinfer_cli.commandline import Cli
+from tileinfer_cli.options import JsonFlag, ModelArgument
+
+NAME = "rm"
+SHORT = "remove a model"
+EXAMPLES = """
+Examples:
+  tileinfer rm demo
+"""
+
+
+def run(cli: Cli, model: ModelArgument, *, as_json: JsonFlag = False) -> None:
+    """Remove a model from TileInfer's own store. Local folders and the Hugging Face cache are left alone."""
+    freed = opening.open_store(opening.load_settings()).remove(model)
+    if as_json:
+        render.print_json(cli.streams.out, {"model": model, "freed_bytes": freed})
+    else:
+        render.print_note(cli.streams.err, f"removed {model}: {render.bytes_text(freed)} freed")

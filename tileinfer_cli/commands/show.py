@@ -1,0 +1,60 @@
+"""`tileinfer show`: one model's shape, its memory need, its defaults and where each came from."""
+
+from typing import Any
+
+from tileinfer_cli import opening, render
+from tileinfer_cli.commandline import Cli
+from tileinfer_cli.describe import describe
+from tileinfer_cli.options import JsonFlag, ModelArgument
+
+NAME = "show"
+SHORT = "a model's shape, memory need and defaults"
+EXAMPLES = """
+Examples:
+  tileinfer show demo
+  tileinfer show qwen3:0.6b --json
+"""
+
+
+def run(cli: Cli, model: ModelArgument, *, as_json: JsonFlag = False) -> None:
+    """Show a model's shape, the memory it needs here, and each default with its origin."""
+    settings = opening.load_settings()
+    document = describe(opening.find_model(cli, settings, model), settings)
+    if as_json:
+        render.print_json(cli.streams.out, document)
+    else:
+        _print(cli, document)
+
+
+def _print(cli: Cli, document: dict[str, Any]) -> None:
+    out, config, memory = cli.streams.out, document["config"], document["memory"]
+    heads = (
+        f"{config['num_attention_heads']} of {config['head_dim']}, {config['num_key_value_heads']} for keys and values"
+    )
+    size, dtypes = render.bytes_text, ", ".join(document["dtypes"])
+    render.print_heading(out, document["model"])
+    where: list[tuple[str, str, str | None]] = [("folder", document["path"], document["kind"])]
+    if document["revision"]:
+        where.append(("revision", document["revision"], None))
+    render.print_pairs(out, where, indent="  ")
+    render.print_heading(out, "\nShape")
+    shape = {
+        "type": config["model_type"],
+        "layers": f"{config['num_hidden_layers']:,}",
+        "hidden": f"{config['hidden_size']:,}, feed-forward {config['intermediate_size']:,}",
+        "heads": heads,
+        "vocabulary": f"{config['vocab_size']:,}" + (", embedding tied" if config["tie_word_embeddings"] else ""),
+        "context": f"{document['context']:,} tokens",
+    }
+    render.print_pairs(out, [(name, value, None) for name, value in shape.items()], indent="  ")
+    render.print_heading(out, "\nMemory")
+    needs = [
+        ("weights", size(memory["weights_bytes"]), f"{size(memory['weights_on_disk_bytes'])} on disk as {dtypes}"),
+        ("each token", size(memory["kv_bytes_per_token"]), "keys and values"),
+        ("full context", size(memory["kv_bytes_full_context"]), "keys and values"),
+        ("backend", document["backend"]["name"], document["backend"]["reason"]),
+    ]
+    render.print_pairs(out, needs, indent="  ")
+    render.print_heading(out, "\nDefaults")
+    defaults = [(name, f"{setting['value']:g}", setting["origin"]) for name, setting in document["sampling"].items()]
+    render.print_pairs(out, defaults, indent="  ")

@@ -1,0 +1,138 @@
+"""From flags and settings to a loaded model and a request: what every command that runs a model does first."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tileinfer_cli.render import Progress, print_warning
+from tileinfer_core.errors import UsageError
+from tileinfer_core.settings import Setting, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tileinfer_cli.commandline import Cli
+    from tileinfer_cli.options import ModelFlags, PromptFlags, StopFlags, ThinkingFlags
+    from tileinfer_cli.terminal import Streams
+    from tileinfer_core.engine import Engine, EngineOptions, Request
+    from tileinfer_core.generation_config import GenerationConfig
+    from tileinfer_core.messages import Message
+    from tileinfer_core.store import ModelFolder, Store
+
+
+def load_settings() -> Settings:
+    return Settings.load(os.environ)
+
+
+def open_store(settings: Settings) -> Store:
+    from tileinfer_core.store import Store
+
+    return Store.from_settings(settings)
+
+
+def find_model(cli: Cli, settings: Settings, reference: str | None) -> ModelFolder:
+    """The model of -m, else of the settings. A .gguf file is converted on its first use, which shows progress."""
+    with Progress(cli.streams.err) as progress:
+        return open_store(settings).resolve(reference if reference is not None else settings.model.value, progress)
+
+
+def engine_options(flags: ModelFlags, settings: Settings) -> EngineOptions:
+    from tileinfer_core.engine import EngineOptions
+
+    return EngineOptions(
+        backend=flags.backend.value if flags.backend else settings.backend.value,
+        context=flags.context if flags.context is not None else settings.context.value,
+    )
+
+
+def open_engine(cli: Cli, settings: Settings, flags: ModelFlags, *, quiet: bool) -> Engine:
+    """Finds and loads the model. Its warnings go to stderr."""
+    folder = find_model(cli, settings, flags.model)
+    from tileinfer_core.engine import Engine
+
+    with Progress(cli.streams.err, quiet=quiet) as progress:
+        engine = Engine.load(folder, engine_options(flags, settings), progress)
+    for warning in engine.warnings:
+        print_warning(cli.streams.err, warning)
+    return engine
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A request, and where its settings came from."""
+
+    request: Request
+    sampling: Mapping[str, Setting[Any]]
+    max_tokens: Setting[int | None]
+
+    @property
+    def seed_was_drawn(self) -> bool:
+        """True where the run can be repeated only by someone who is told the seed."""
+        return self.sampling["seed"].origin == "random" and self.sampling["temperature"].value > 0
+
+
+def wanted(
+    generation: GenerationConfig,
+    settings: Settings,
+    sampling: Mapping[str, float | int | None],
+    until: StopFlags,
+    thinking: ThinkingFlags,
+) -> Wanted:
+    """The request that flags, config file, model and defaults add up to, in that order of precedence."""
+    from tileinfer_core.engine import Request
+    from tileinfer_core.sampling import SamplingParams, resolve_sampling
+
+    resolved = resolve_sampling(sampling, settings, generation)
+    limit: Setting[int | None] = settings.max_tokens
+    if until.max_tokens is not None:
+        limit = Setting(until.max_tokens, "--max-tokens")
+    request = Request(
+        sampling=SamplingParams.from_settings(resolved),
+        max_tokens=limit.value,
+        stop=tuple(until.stop or ()),
+        ignore_eos=until.ignore_eos,
+        think=thinking.think,
+        think_budget=thinking.think_budget,
+    )
+    return Wanted(request, resolved, limit)
+
+
+def check_raw(words: PromptFlags, think: bool | None) -> None:
+    """Refuses flags that --raw would leave without effect."""
+    given = {"--system": words.system is not None, "--think": think is True, "--no-think": think is False}
+    for flag, present in given.items():
+        if words.raw and present:
+            raise UsageError(f"--raw skips the chat template, so {flag} would have no effect")
+
+
+def conversation(settings: Settings, words: PromptFlags, text: str) -> list[Message] | str:
+    """What to encode: the text itself with --raw, else a system prompt (if one is set) and the user's message."""
+    if words.raw:
+        return text
+    from tileinfer_core.messages import Message
+
+    system = words.system if words.system is not None else settings.system.value
+    return [*([Message("system", system)] if system is not None else []), Message("user", text)]
+
+
+def shows_thinking(streams: Streams, thinking: ThinkingFlags) -> bool:
+    """Thinking goes to stderr: by default where someone sits in front of it."""
+    return streams.err.look.terminal if thinking.show_thinking is None else thinking.show_thinking
+
+
+def plain(value: Any) -> Any:
+    """Core dataclasses as JSON has them: field for field, paths and enums as text."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {key: plain(item) for key, item in asdict(value).items()}
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    if isinstance(value, (Path, enum.Enum)):
+        return str(value)
+    return value

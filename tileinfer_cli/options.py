@@ -1,0 +1,174 @@
+"""Every flag that more than one command has: its name, its default and its help text, written once.
+
+A default of None means "not given": the value then comes from the config file, the model's own
+generation_config.json or a documented default, in that order, and its origin is kept (settings.py, sampling.py).
+Ranges are checked by the core, so that a flag, a config file and `/set` are refused by the same rule and words.
+"""
+
+import enum
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_MODEL, _PROMPT, _SAMPLING, _STOPPING, _THINKING, _OUTPUT = (
+    "Model",
+    "Prompt",
+    "Sampling",
+    "When to stop",
+    "Thinking models",
+    "Output",
+)
+
+
+class BackendName(enum.StrEnum):
+    auto = "auto"
+    cuda = "cuda"
+    cpu = "cpu"
+
+
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="Alias, ORG/NAME, folder or .gguf file.", show_default=False)
+]
+PromptArgument = Annotated[
+    str | None, typer.Argument(metavar="PROMPT", help="The prompt; text on stdin follows it after a blank line.")
+]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.", rich_help_panel=_OUTPUT)]
+QuietFlag = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Say nothing on stderr but warnings and errors.", rich_help_panel=_OUTPUT)
+]
+StatsFlag = Annotated[
+    bool, typer.Option("--stats", help="Token counts, speeds and the seed on stderr.", rich_help_panel=_OUTPUT)
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="MODEL",
+        help="Alias, ORG/NAME, folder or .gguf file. Without it: TILEINFER_MODEL, the config file, demo.",
+        rich_help_panel=_MODEL,
+    ),
+]
+BackendOption = Annotated[
+    BackendName | None,
+    typer.Option("--backend", help="Where the model runs. Without it: auto.", rich_help_panel=_MODEL),
+]
+ContextOption = Annotated[
+    int | None,
+    typer.Option("--context", metavar="N", help="Tokens of context, at most the model's.", rich_help_panel=_MODEL),
+]
+SystemOption = Annotated[
+    str | None,
+    typer.Option(
+        "--system",
+        "-s",
+        metavar="TEXT",
+        help='System prompt; "" sends an empty one in place of the template\'s own.',
+        rich_help_panel=_PROMPT,
+    ),
+]
+ThinkFlag = Annotated[
+    bool | None,
+    typer.Option("--think/--no-think", help="Ask the template for thinking or none.", rich_help_panel=_THINKING),
+]
+
+
+@dataclass(frozen=True)
+class ModelFlags:
+    model: ModelOption = None
+    backend: BackendOption = None
+    context: ContextOption = None
+
+
+@dataclass(frozen=True)
+class PromptFlags:
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file", "-f", metavar="FILE", help="Read the prompt from FILE (- is stdin).", rich_help_panel=_PROMPT
+        ),
+    ] = None
+    system: SystemOption = None
+    raw: Annotated[
+        bool,
+        typer.Option("--raw", help="Complete the text as it is, without the chat template.", rich_help_panel=_PROMPT),
+    ] = False
+
+
+@dataclass(frozen=True)
+class SamplingFlags:
+    temperature: Annotated[
+        float | None,
+        typer.Option("--temperature", "-t", metavar="X", help="0 is greedy.", rich_help_panel=_SAMPLING),
+    ] = None
+    top_k: Annotated[
+        int | None,
+        typer.Option("--top-k", metavar="N", help="Keep the N likeliest tokens; 0 is off.", rich_help_panel=_SAMPLING),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        typer.Option("--top-p", metavar="P", help="Keep the smallest set that reaches P.", rich_help_panel=_SAMPLING),
+    ] = None
+    min_p: Annotated[
+        float | None,
+        typer.Option(
+            "--min-p", metavar="P", help="Drop tokens below P times the likeliest.", rich_help_panel=_SAMPLING
+        ),
+    ] = None
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option(
+            "--repetition-penalty", metavar="X", help="Over prompt and answer; 1 is off.", rich_help_panel=_SAMPLING
+        ),
+    ] = None
+    presence_penalty: Annotated[
+        float | None,
+        typer.Option(
+            "--presence-penalty", metavar="X", help="Once per token of the answer.", rich_help_panel=_SAMPLING
+        ),
+    ] = None
+    frequency_penalty: Annotated[
+        float | None,
+        typer.Option("--frequency-penalty", metavar="X", help="By count in the answer.", rich_help_panel=_SAMPLING),
+    ] = None
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            "--seed", metavar="N", help="Repeat a run; drawn and reported if not given.", rich_help_panel=_SAMPLING
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class StopFlags:
+    max_tokens: Annotated[
+        int | None,
+        typer.Option("--max-tokens", "-n", metavar="N", help="At most N new tokens.", rich_help_panel=_STOPPING),
+    ] = None
+    stop: Annotated[
+        list[str] | None,
+        typer.Option("--stop", metavar="TEXT", help="Stop before TEXT; may be repeated.", rich_help_panel=_STOPPING),
+    ] = None
+    ignore_eos: Annotated[
+        bool,
+        typer.Option("--ignore-eos", help="Go on after end-of-sequence tokens.", rich_help_panel=_STOPPING),
+    ] = False
+
+
+@dataclass(frozen=True)
+class ThinkingFlags:
+    think: ThinkFlag = None
+    show_thinking: Annotated[
+        bool | None,
+        typer.Option(
+            "--show-thinking/--hide-thinking",
+            help="Thinking goes to stderr; shown by default if that is a terminal.",
+            rich_help_panel=_THINKING,
+        ),
+    ] = None
+    think_budget: Annotated[
+        int | None,
+        typer.Option("--think-budget", metavar="N", help="End the thinking after N tokens.", rich_help_panel=_THINKING),
+    ] = None

@@ -1,0 +1,222 @@
+"""How things look: messages, aligned columns, JSON, progress. The only file that imports Rich, and only when a moving
+line or a column of wide characters needs it.
+
+Nothing is parsed as markup, highlighted or turned into emoji: a name such as `a[q8]` or `:smile:` appears as it is.
+Output is append-only except for one progress line on a terminal, which is gone before anything else is written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from tileinfer_cli.terminal import neutralise
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from types import TracebackType
+
+    from rich.progress import Progress as RichProgress
+
+    from tileinfer_cli.terminal import TextStream
+    from tileinfer_core.findings import Finding
+    from tileinfer_core.progress import ProgressEvent
+
+BOLD, DIM, RED, YELLOW, GREEN, CYAN = "1", "2", "31", "33", "32", "36"
+_GAP = "   "
+_STATUS_SGR = {"ok": GREEN, "info": DIM, "warning": YELLOW, "problem": RED}
+_SHOW_AFTER_S = 0.15  # shorter work leaves no trace on the terminal
+
+
+def print_error(err: TextStream, message: str, hint: str | None) -> None:
+    err.styled("error:", f"{BOLD};{RED}")
+    err.write(f" {neutralise(message)}\n")
+    if hint:
+        err.write(f"  {neutralise(hint)}\n")
+
+
+def print_warning(err: TextStream, message: str) -> None:
+    err.end_line()
+    err.styled("warning:", YELLOW)
+    err.write(f" {neutralise(message)}\n")
+
+
+def print_note(err: TextStream, message: str) -> None:
+    err.end_line()
+    err.styled(neutralise(message), DIM)
+    err.write("\n")
+
+
+def print_json(out: TextStream, document: Any) -> None:
+    """One document. JSON escapes C0 itself; DEL, C1 and lone surrogates are escaped here: it may reach a terminal."""
+    text = json.dumps(document, ensure_ascii=False, indent=2, allow_nan=False)
+    out.write(re.sub(r"[\x7f-\x9f\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
+
+
+def bytes_text(count: int) -> str:
+    """Decimal units, as disks and download pages count: 98.1 MB."""
+    size, units = float(count), iter(("B", "kB", "MB", "GB", "TB"))
+    unit = next(units)
+    while size >= 999.95 and unit != "TB":
+        size, unit = size / 1000, next(units)
+    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def seconds_text(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def _cells(text: str) -> int:
+    """Width on a terminal: two columns for each CJK character and emoji."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def print_table(
+    out: TextStream, header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Iterable[int] = ()
+) -> None:
+    """Aligned columns. The header is bold on a terminal. Nothing is cut: a line too long for the terminal wraps."""
+    rows = [[neutralise(cell) for cell in row] for row in rows]
+    widths = [max(_cells(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    right = set(right)
+
+    def line(row: Sequence[str]) -> str:
+        padded = [
+            " " * (width - _cells(cell)) + cell if i in right else cell + " " * (width - _cells(cell))
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        return _GAP.join(padded).rstrip()
+
+    out.styled(line(header), BOLD)
+    out.write("\n")
+    for row in rows:
+        out.write(line(row) + "\n")
+
+
+def print_pairs(out: TextStream, pairs: Sequence[tuple[str, str, str | None]], *, indent: str = "") -> None:
+    """`name  value  origin` with names and values aligned; the origin is dim."""
+    name_width = max((_cells(name) for name, _, _ in pairs), default=0)
+    with_origin = [_cells(value) for _, value, origin in pairs if origin]
+    value_width = max(with_origin, default=0)
+    for name, value, origin in pairs:
+        out.write(f"{indent}{name}{' ' * (name_width - _cells(name))}{_GAP}{neutralise(value)}")
+        if origin:
+            out.write(" " * (value_width - _cells(value)) + _GAP)
+            out.styled(neutralise(origin), DIM)
+        out.write("\n")
+
+
+def print_heading(out: TextStream, text: str) -> None:
+    out.styled(neutralise(text), BOLD)
+    out.write("\n")
+
+
+def print_findings(out: TextStream, findings: Sequence[Finding]) -> None:
+    """One line for each finding, its cure on the next."""
+    status_width = max((len(finding.status) for finding in findings), default=0)
+    name_width = max((_cells(finding.name) for finding in findings), default=0)
+    for finding in findings:
+        out.styled(finding.status.ljust(status_width), _STATUS_SGR[finding.status])
+        name = neutralise(finding.name) + " " * (name_width - _cells(finding.name))
+        out.write(f"{_GAP}{name}{_GAP}{neutralise(finding.detail)}\n")
+        if finding.cure:
+            out.write(f"{' ' * (status_width + name_width)}{_GAP * 2}fix: {neutralise(finding.cure)}\n")
+
+
+class Progress:
+    """Shows ProgressEvents on stderr: one moving line on a terminal, plain lines elsewhere.
+
+    `lasting` work (a download) keeps a line for each finished task, and has plain lines where nothing can move.
+    Other work (loading, reading the prompt) leaves no trace, and is silent where nothing can move.
+    """
+
+    def __init__(self, err: TextStream, *, lasting: bool = False, quiet: bool = False) -> None:
+        self._err = err
+        self._lasting = lasting
+        self._quiet = quiet
+        self._started = time.monotonic()
+        self._bar: RichProgress | None = None
+        self._task: str | None = None
+        self._row: Any = None
+        self._quarter = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> Literal[False]:
+        self.close()
+        return False
+
+    def close(self) -> None:
+        """Takes the moving line away. Called before anything else is written."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+            self._task = None
+
+    def __call__(self, event: ProgressEvent) -> None:
+        if self._quiet:
+            return
+        if self._err.look.motion:
+            self._move(event)
+        elif self._lasting:
+            self._plain(event)
+
+    def _move(self, event: ProgressEvent) -> None:
+        if self._bar is None:
+            if time.monotonic() - self._started < _SHOW_AFTER_S:
+                return
+            self._bar = _new_bar(self._err)
+            self._bar.start()
+        if event.task != self._task:
+            if self._row is not None and self._task is not None:
+                self._bar.remove_task(self._row)
+            self._task = event.task
+            self._row = self._bar.add_task(neutralise(event.task), total=event.total, amount="")
+        self._bar.update(self._row, completed=event.done, total=event.total, amount=_amount(event))
+        if self._lasting and event.done == event.total:
+            self._bar.console.print(f"{neutralise(event.task)}{_GAP}{_amount(event)}", markup=False, highlight=False)
+
+    def _plain(self, event: ProgressEvent) -> None:
+        """A line when a task starts, at each quarter, and when it ends."""
+        if event.task != self._task:
+            self._task, self._quarter = event.task, -1
+        quarter = 4 * event.done // event.total if event.total else 0
+        if quarter > self._quarter:
+            self._quarter = quarter
+            percent = f"{_GAP}{quarter * 25} %" if event.total else ""
+            self._err.write(f"{neutralise(event.task)}{_GAP}{_amount(event)}{percent}\n")
+
+
+def _amount(event: ProgressEvent) -> str:
+    if event.unit == "bytes":
+        return bytes_text(event.done) + (f" of {bytes_text(event.total)}" if event.total else "")
+    return f"{event.done:,}" + (f" of {event.total:,}" if event.total else "") + f" {event.unit}"
+
+
+def _new_bar(err: TextStream) -> RichProgress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(
+        file=err.file,
+        force_terminal=True,
+        no_color=not err.look.colour,
+        markup=False,
+        highlight=False,
+        emoji=False,
+    )
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24, style="bright_black", complete_style="default", finished_style="default"),
+        TextColumn("{task.fields[amount]}", markup=False),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+    )
+    return Progress(*columns, console=console, transient=True)

@@ -1,0 +1,181 @@
+"""The three standard streams, as a terminal user expects them to behave. Standard library only.
+
+Each output stream decides for itself, from its own isatty, whether it may have colour and moving lines. What goes to
+a terminal has its control characters made visible; what goes to a pipe or a file is passed on as it is. Everything
+is UTF-8, whatever the locale says. A closed stderr swallows the talk; a closed stdout is an error.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import select
+import sys
+import time
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING
+
+try:
+    import fcntl
+    import termios
+except ImportError:  # no pipes of this kind on Windows
+    fcntl = None  # type: ignore[assignment]
+
+from tileinfer_core.errors import DiskError, TileinferError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# C0 without tab and newline, DEL, and C1: what a terminal obeys instead of showing.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def neutralise(text: str) -> str:
+    """Control characters as visible symbols: ESC becomes ␛. Newline and tab stay. Never changes the length."""
+    return _CONTROL.sub(_visible, text)
+
+
+def _visible(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if code < 0x20:
+        return chr(0x2400 + code)
+    return "\N{SYMBOL FOR DELETE}" if code == 0x7F else "\N{REPLACEMENT CHARACTER}"
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a stream may use: `colour` for SGR codes, `motion` for lines that are redrawn."""
+
+    terminal: bool
+    colour: bool
+    motion: bool
+
+
+def look_of(stream: IO[str] | None, environ: Mapping[str, str]) -> Look:
+    terminal = stream is not None and not stream.closed and stream.isatty()
+    clever = terminal and environ.get("TERM", "") not in {"", "dumb"}
+    return Look(terminal, clever and not environ.get("NO_COLOR"), clever)
+
+
+class TextStream:
+    """An output stream of UTF-8 text, flushed at every write. `required` streams must exist and must accept text."""
+
+    def __init__(self, stream: IO[str] | None, environ: Mapping[str, str], *, name: str, required: bool) -> None:
+        self._stream = stream
+        self._required = required
+        self.name = name
+        self.look = look_of(stream, environ)
+        self.at_line_start = True
+
+    @property
+    def file(self) -> IO[str] | None:
+        """The stream below, for a library that draws on it."""
+        return self._stream
+
+    @property
+    def descriptor(self) -> int | None:
+        """The file descriptor; None for a stream that is closed or only in memory."""
+        try:
+            return self._stream.fileno() if self._stream is not None else None
+        except OSError:  # io.UnsupportedOperation
+            return None
+
+    def write(self, text: str) -> None:
+        """Text of any origin. Raises BrokenPipeError, or DiskError when the device is full (required streams only)."""
+        if text:
+            self._send(neutralise(text) if self.look.terminal else text)
+            self.at_line_start = text.endswith("\n")
+
+    def styled(self, text: str, sgr: str) -> None:
+        """Like write, in a colour or weight (an SGR code such as "2" for dim) where the stream has them."""
+        if not self.look.colour or not text:
+            return self.write(text)
+        self._send(f"\x1b[{sgr}m{neutralise(text)}\x1b[0m")
+        self.at_line_start = text.endswith("\n")
+        return None
+
+    def end_line(self) -> None:
+        """A newline, unless the stream stands at the start of a line already."""
+        if not self.at_line_start:
+            self.write("\n")
+
+    def check_reader(self) -> None:
+        """Raises BrokenPipeError if a pipe's reader has gone, before anything is written to it."""
+        descriptor = self.descriptor
+        if descriptor is None or self.look.terminal or not hasattr(select, "poll"):
+            return
+        poll = select.poll()
+        poll.register(descriptor, 0)
+        if any(event & select.POLLERR for _, event in poll.poll(0)):
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    def drain(self, patience_s: float = 0.2) -> None:
+        """Waits until a pipe's reader (tee, say) has taken everything: what stderr shows next then comes after it."""
+        descriptor = self.descriptor
+        if descriptor is None or self.look.terminal or fcntl is None:
+            return
+        end = time.monotonic() + patience_s
+        try:
+            while time.monotonic() < end and _unread_bytes(descriptor):
+                time.sleep(0.005)
+        except OSError:  # not a pipe
+            return
+
+    def require(self) -> None:
+        """Raises if nobody could ever read this stream: before a model is loaded for nothing."""
+        if self._stream is None:
+            raise TileinferError(f"{self.name} is closed: there is nowhere to write the answer")
+
+    def _send(self, text: str) -> None:
+        if self._stream is None:
+            if self._required:
+                self.require()
+            return
+        try:
+            self._stream.buffer.write(text.encode("utf-8", "replace"))  # type: ignore[attr-defined]
+            self._stream.buffer.flush()  # type: ignore[attr-defined]
+        except OSError as error:
+            self._failed(error)
+
+    def _failed(self, error: OSError) -> None:
+        silence(self._stream)
+        if not self._required:
+            self._stream = None
+        elif error.errno == errno.EPIPE:
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)) from error
+        else:
+            raise DiskError(f"could not write to {self.name}: {error.strerror}") from error
+
+
+def _unread_bytes(descriptor: int) -> int:
+    answer = fcntl.ioctl(descriptor, termios.FIONREAD, b"\0" * 4)
+    return int.from_bytes(answer, sys.byteorder)
+
+
+def silence(stream: IO[str] | None) -> None:
+    """Points a stream that failed at the null device, so that Python's own flush at exit has nothing to complain of."""
+    if stream is None:
+        return
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
+
+
+@dataclass
+class Streams:
+    """stdin, stdout (the answer) and stderr (the talk) of this process."""
+
+    stdin: IO[str] | None
+    out: TextStream
+    err: TextStream
+
+    @classmethod
+    def of_process(cls) -> Streams:
+        out = TextStream(sys.stdout, os.environ, name="stdout", required=True)
+        err = TextStream(sys.stderr, os.environ, name="stderr", required=False)
+        return cls(sys.stdin, out, err)
+
+    @property
+    def stdin_is_terminal(self) -> bool:
+        return self.stdin is not None and self.stdin.isatty()

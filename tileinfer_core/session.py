@@ -1,0 +1,214 @@
+"""A conversation with its KV cache. What the model has read stays read: only the ids that differ are computed again.
+
+The history is always valid for a template that demands alternation: user, assistant, user, assistant … An answer that
+is interrupted keeps what it said; if it said nothing, its question is taken back with it. The date that a template may
+print is fixed when the session starts, so that midnight does not spoil the common prefix.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tileinfer_core.errors import DamagedModelError, UsageError
+from tileinfer_core.events import Finished
+from tileinfer_core.files import write_atomic
+from tileinfer_core.jsonfile import read_json_object
+from tileinfer_core.messages import Message
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tileinfer_core.decode import Tally
+    from tileinfer_core.engine import Engine, Request
+    from tileinfer_core.events import EventStream
+
+FILE_FORMAT = 1
+MAX_FILE_BYTES = 64 << 20
+
+
+@dataclass(slots=True)
+class SessionStats:
+    """Sums over the answers of a session."""
+
+    answers: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    completion_tokens: int = 0
+
+    def add(self, finished: Finished) -> None:
+        self.answers += 1
+        self.prompt_tokens += finished.usage.prompt_tokens
+        self.reused_tokens += finished.usage.reused_tokens
+        self.completion_tokens += finished.usage.completion_tokens
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A question whose answer is being made. `finished` stays None when it is cut short."""
+
+    question: str
+    tally: Tally
+    finished: Finished | None = None
+
+
+class Session:
+    """`messages` are the turns without the system prompt; `last` is the end of the last answer, interrupted or not.
+
+    `system` None leaves a system prompt to the template; "" is an empty one.
+    """
+
+    def __init__(self, engine: Engine, system: str | None = None, *, date: dt.date | None = None) -> None:
+        self.engine = engine
+        self.system = system
+        self.last: Finished | None = None
+        self.stats = SessionStats()
+        self._date = date or dt.datetime.now().astimezone().date()
+        self._messages: list[Message] = []
+        self._cache = engine.new_cache()
+        self._turn: _Turn | None = None
+
+    @property
+    def messages(self) -> list[Message]:
+        self._settle()
+        return list(self._messages)
+
+    @property
+    def used_tokens(self) -> int:
+        """Tokens that the conversation takes in the context, by the template, before the next question."""
+        conversation = self._conversation()
+        if not self._messages:
+            return 0
+        return len(self.engine.encoder.encode(conversation, date=self._date, add_generation_prompt=False))
+
+    def send(self, text: str, request: Request) -> EventStream:
+        """Ask, and get the events of the answer. A request that is refused leaves the session as it was.
+
+        Raises:
+            ContextLengthError: the conversation no longer fits; with both numbers.
+            ModelError: the chat template refuses the conversation.
+        """
+        conversation = [*self._conversation(), Message("user", text)]
+        prompt = self.engine.prompt_ids(conversation, think=request.think, date=self._date)
+        tally, events = self.engine.start(prompt, request, self._cache)
+        self._turn = _Turn(text, tally)
+        return self._follow(self._turn, events)
+
+    def _follow(self, turn: _Turn, events: EventStream) -> EventStream:
+        try:
+            with closing(events):
+                for event in events:
+                    if isinstance(event, Finished):
+                        turn.finished = event
+                    yield event
+        finally:
+            if self._turn is turn:
+                self._settle()
+
+    def _settle(self) -> None:
+        """Enter the turn at hand, whole or cut short, into the history."""
+        turn, self._turn = self._turn, None
+        if turn is None:
+            return
+        finished = turn.finished or turn.tally.finished("interrupted")
+        self.last = finished
+        self.stats.add(finished)
+        if turn.finished or finished.text or finished.thinking:
+            answer = Message("assistant", finished.text, finished.thinking or None)
+            self._messages += [Message("user", turn.question), answer]
+
+    def undo(self) -> str | None:
+        """Take back the last question and its answer; returns the question. None: there is none."""
+        self._settle()
+        if not self._messages:
+            return None
+        question = self._messages[-2].content
+        del self._messages[-2:]
+        return question
+
+    def clear(self) -> None:
+        """Forget the conversation. The system prompt stays; the cache too, for the prefix it may share."""
+        self._settle()
+        self._messages.clear()
+
+    def set_system(self, system: str | None) -> None:
+        self._settle()
+        self.system = system
+
+    def prompt_text(self, *, think: bool | None = None) -> str:
+        """The conversation as the model reads it, special tokens and all. Before the first question: an empty one."""
+        conversation = self._conversation()
+        if not self._messages:
+            conversation.append(Message("user", ""))
+        asked = not self._messages
+        segments = self.engine.encoder.render(conversation, think=think, date=self._date, add_generation_prompt=asked)
+        return "".join(segment.text for segment in segments)
+
+    def _conversation(self) -> list[Message]:
+        self._settle()
+        system = [] if self.system is None else [Message("system", self.system)]
+        return [*system, *self._messages]
+
+    def save(self, path: Path) -> None:
+        """Write the conversation as JSON. Raises DiskError."""
+        self._settle()
+        turns = [{"role": m.role, "content": m.content, "thinking": m.thinking} for m in self._messages]
+        table = {
+            "format": FILE_FORMAT,
+            "kind": "tileinfer session",
+            "model": self.engine.folder.name,
+            "system": self.system,
+            "messages": turns,
+        }
+        write_atomic(path, json.dumps(table, ensure_ascii=False, indent=1) + "\n")
+
+    def load(self, path: Path) -> None:
+        """Replace the conversation by a saved one. Its model need not be this one.
+
+        Raises:
+            UsageError: not a saved conversation; the session stays as it was.
+        """
+        try:
+            table = read_json_object(path, max_bytes=MAX_FILE_BYTES)
+        except DamagedModelError as error:
+            raise UsageError(str(error)) from None
+        system, messages = parse_session(table, str(path))
+        self._settle()
+        self.system, self._messages = system, messages
+
+
+def parse_session(table: dict[str, Any], where: str) -> tuple[str | None, list[Message]]:
+    """System prompt and turns of a saved conversation. Raises UsageError."""
+    if table.get("kind") != "tileinfer session" or table.get("format") != FILE_FORMAT:
+        raise UsageError(f"{where}: not a saved conversation of this version (format {FILE_FORMAT})")
+    turns = table.get("messages")
+    if not isinstance(turns, list):
+        raise UsageError(f"{where}: messages must be a list")
+    messages = [_parse_turn(turn, index, where) for index, turn in enumerate(turns)]
+    if len(messages) % 2:
+        raise UsageError(f"{where}: the last question has no answer")
+    return _text(table.get("system"), f"{where}: system", optional=True), messages
+
+
+def _parse_turn(turn: object, index: int, where: str) -> Message:
+    place = f"{where}: message {index + 1}"
+    role = "assistant" if index % 2 else "user"
+    if not isinstance(turn, dict) or turn.get("role") != role:
+        raise UsageError(f"{place} must have the role {role!r}: questions and answers take turns")
+    content = _text(turn.get("content"), f"{place}: content", optional=False) or ""
+    return Message(role, content, _text(turn.get("thinking"), f"{place}: thinking", optional=True))  # type: ignore[arg-type]
+
+
+def _text(value: object, place: str, *, optional: bool) -> str | None:
+    if value is None and optional:
+        return None
+    if not isinstance(value, str):
+        raise UsageError(f"{place} must be a text, found {type(value).__name__}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{place} is not valid Unicode") from None
+    return value
