@@ -31,38 +31,62 @@ class BackendChoice:
 def choose_backend(requested: str) -> BackendChoice:
     """Choose "cuda" or "cpu".
 
+    "auto" takes the GPU when there is one that everything needed is there for, and says what is missing otherwise.
+
     Raises:
         UsageError: `requested` is none of auto, cuda, cpu.
         BackendUnavailableError: "cuda" was asked for and can't run. Only "auto" may fall back, and it says why.
     """
+    from tileinfer_core.backends.cuda.probe import cuda_status  # noqa: PLC0415 - not for --help
+
     if requested not in get_args(BackendRequest):
         raise UsageError(f"--backend must be one of {', '.join(get_args(BackendRequest))}, found {requested!r}")
     if requested == "cpu":
         return BackendChoice("cpu", "asked for")
+    status = cuda_status()
+    problem = status.problem
+    if problem is None:
+        name = status.gpu.name if status.gpu else "GPU"
+        return BackendChoice("cuda", name if requested == "auto" else "asked for")
+    what = problem.detail if problem.name == "GPU" else f"{problem.name}: {problem.detail}"
     if requested == "auto":
-        return BackendChoice("cpu", "the CUDA backend is not part of this version yet")
+        return BackendChoice("cpu", f"no usable GPU ({what})")
+    cure = problem.cure or "use --backend cpu"
     raise BackendUnavailableError(
-        "the CUDA backend is not part of this version of TileInfer yet",
-        hint="use --backend cpu, or leave --backend at auto",
+        f"the CUDA backend can't run here: {what}", hint=f"{cure}; `tileinfer doctor` has more"
     )
 
 
 def load_runner(
     choice: BackendChoice,
     model: ModelDefinition,
-    files: WeightFiles,
+    files: WeightFiles | None,
     *,
-    context: int,
+    context: int | None,
     prefill_chunk: int,
     on_progress: OnProgress,
 ) -> Runner:
-    """Load the weights on the backend chosen. `context` is the longest sequence that will be asked of it.
+    """Load the weights on the backend chosen; `files` None fills them with noise, for timing a shape.
+
+    `context` is the longest sequence that will be asked of it; None: the model's own, or as much as the device holds.
 
     Raises:
         OutOfMemoryError, BackendUnavailableError, ModelError: what keeps it from running.
     """
+    if choice.name == "cuda":
+        return _load_cuda(model, files, context=context, on_progress=on_progress)
     from tileinfer_core.backends.numpy_backend import NumpyRunner  # noqa: PLC0415 - a backend is imported when chosen
 
-    assert choice.name == "cpu"  # noqa: S101 - choose_backend gives nothing else in this version
     del context, prefill_chunk  # memory for keys and values grows as it is used
+    if files is None:
+        return NumpyRunner.with_noise(model)
     return NumpyRunner.load(model, files, on_progress)
+
+
+def _load_cuda(
+    model: ModelDefinition, files: WeightFiles | None, *, context: int | None, on_progress: OnProgress
+) -> Runner:
+    from tileinfer_core.backends.cuda import load  # noqa: PLC0415
+    from tileinfer_core.backends.cuda.gpu import GpuDevice  # noqa: PLC0415
+
+    return load.load_runner(model, files, GpuDevice(), context=context, on_progress=on_progress)

@@ -1,8 +1,8 @@
 """Every array that the steps work in, named and sized in one table, allocated once and never resized.
 
-Letters: T rows of a prefill chunk (padded to 64), D hidden size, H query and K key/value heads, d head dimension, F
-feed-forward size, V vocabulary, C context. `half` is the weights' type. What a kernel family needs for itself comes from
-that family (ops.py) under its own names.
+Letters: T rows of a prefill chunk (padded to 64), D hidden size, H query and K key/value heads, d head dimension,
+F feed-forward size, V vocabulary, C context. `half` is the weights' type. What a kernel family needs for itself comes
+from that family (ops.py) under its own names.
 """
 
 from __future__ import annotations

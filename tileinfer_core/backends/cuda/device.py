@@ -72,7 +72,10 @@ class Device(Protocol):
         """Host memory that the device copies from and to directly."""
 
     def copy_in(self, target: Array, source: HostArray) -> None:
-        """Queue a copy to the device. Rows of `target` may be strided. Pinned sources must stay as they are until it is done."""
+        """Queue a copy to the device. Rows of `target` may be strided.
+
+        A pinned source must stay as it is until the copy is done; any other may be changed at once.
+        """
 
     def copy_out(self, target: HostArray, source: Array) -> None:
         """Queue a copy to pinned memory."""

@@ -6,6 +6,7 @@ nothing here uses managed memory. Graph destruction and memory follow Python's r
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -77,9 +78,9 @@ class GpuDevice:
         try:
             memory = cupy.cuda.Memory(size)
         except (cupy.cuda.memory.OutOfMemoryError, runtime.CUDARuntimeError) as error:
-            free, total = self._device.mem_info
+            free, total = (count / 2**20 for count in self._device.mem_info)
             raise OutOfMemoryError(
-                f"{size / 2**20:,.0f} MiB asked for on {self.name}, {free / 2**20:,.0f} of {total / 2**20:,.0f} MiB are free",
+                f"{size / 2**20:,.0f} MiB asked for on {self.name}, {free:,.0f} of {total:,.0f} MiB are free",
                 hint="set a smaller --context, or stop other programs that use the GPU",
             ) from error
         return cupy.ndarray(shape, dtype=kind, memptr=cupy.cuda.MemoryPointer(memory, 0))
@@ -99,22 +100,13 @@ class GpuDevice:
         return np.frombuffer(memory, np.uint8, size).view(kind)[: math.prod(shape)].reshape(shape)
 
     def copy_in(self, target: Array, source: HostArray) -> None:
-        self._copy(target.data.ptr, target, source.ctypes.data, source, runtime.memcpyHostToDevice, self._stream)
+        _copy((target.data.ptr, target), (source.ctypes.data, source), runtime.memcpyHostToDevice, self._stream)
 
     def copy_out(self, target: HostArray, source: Array) -> None:
-        self._copy(target.ctypes.data, target, source.data.ptr, source, runtime.memcpyDeviceToHost, self._stream)
+        _copy((target.ctypes.data, target), (source.data.ptr, source), runtime.memcpyDeviceToHost, self._stream)
 
     def copy(self, target: Array, source: Array) -> None:
-        self._copy(target.data.ptr, target, source.data.ptr, source, runtime.memcpyDeviceToDevice, self._stream)
-
-    @staticmethod
-    def _copy(to: int, target: Any, start: int, source: Any, kind: int, stream: Any) -> None:
-        """Contiguous arrays in one piece; otherwise rows of equal length at each side's own pitch."""
-        if target.flags.c_contiguous and source.flags.c_contiguous:
-            runtime.memcpyAsync(to, start, source.nbytes, kind, stream.ptr)
-            return
-        width = source.itemsize * math.prod(source.shape[1:])
-        runtime.memcpy2DAsync(to, target.strides[0], start, source.strides[0], width, len(source), kind, stream.ptr)
+        _copy((target.data.ptr, target), (source.data.ptr, source), runtime.memcpyDeviceToDevice, self._stream)
 
     def download(self, source: Array) -> HostArray:
         self.synchronize()
@@ -125,7 +117,7 @@ class GpuDevice:
 
     def fetch(self, target: HostArray, source: Array) -> Event:
         self._readback.wait_event(GpuEvent(self._stream).event)
-        self._copy(target.ctypes.data, target, source.data.ptr, source, runtime.memcpyDeviceToHost, self._readback)
+        _copy((target.ctypes.data, target), (source.data.ptr, source), runtime.memcpyDeviceToHost, self._readback)
         return GpuEvent(self._readback)
 
     def run(self, step: Sequence[Recorded]) -> None:
@@ -137,9 +129,9 @@ class GpuDevice:
             self._launcher(launch.kernel, launch.grid, launch.args)
         except Exception as error:
             constants = [arg for arg in launch.args if isinstance(arg, (bool, int, float))]
+            what = f"{launch.name} (grid {launch.grid}, constants {constants})"
             raise BackendError(
-                f"the kernel {launch.name} (grid {launch.grid}, constants {constants}) can't be launched on {self.name}: "
-                f"{str(error).strip() or type(error).__name__}",
+                f"the kernel {what} can't be launched on {self.name}: {str(error).strip() or type(error).__name__}",
                 hint="`tileinfer doctor` checks driver, compiler and CuPy; --backend cpu runs without them",
             ) from error
 
@@ -153,17 +145,27 @@ class GpuDevice:
         return CapturedGraph(self._stream.end_capture(), self._stream, step)
 
     def _abandon_capture(self) -> None:
-        try:
+        with contextlib.suppress(runtime.CUDARuntimeError):  # the error on its way has invalidated the capture
             self._stream.end_capture()
-        except runtime.CUDARuntimeError:
-            pass  # the capture was invalidated by the error that is on its way
 
     def synchronize(self) -> None:
         try:
             self._stream.synchronize()
         except runtime.CUDARuntimeError as error:
-            raise BackendError(f"{self.name}: a kernel failed: {error}", hint="run again; if it repeats, report it") from error
+            hint = "run again; if it repeats, report it with the output of `tileinfer doctor`"
+            raise BackendError(f"{self.name}: a kernel failed: {error}", hint=hint) from error
 
     def close(self) -> None:
         self._readback.synchronize()
         self._stream.synchronize()
+
+
+def _copy(to: tuple[int, Any], start: tuple[int, Any], kind: int, stream: Any) -> None:
+    """(address, array) to (address, array): in one piece, or rows of equal length at each side's own pitch."""
+    (target_at, target), (source_at, source) = to, start
+    if target.flags.c_contiguous and source.flags.c_contiguous:
+        runtime.memcpyAsync(target_at, source_at, source.nbytes, kind, stream.ptr)
+        return
+    width = source.itemsize * math.prod(source.shape[1:])
+    pitches = target.strides[0], source.strides[0]
+    runtime.memcpy2DAsync(target_at, pitches[0], source_at, pitches[1], width, len(source), kind, stream.ptr)

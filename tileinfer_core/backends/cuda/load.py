@@ -29,7 +29,7 @@ def load_runner(
     on_progress: OnProgress,
     prefill_chunk: int = PREFILL_CHUNK,
 ) -> CudaRunner:
-    """`files` None fills the weights with noise (for timing a shape). `context` None: the model's own, cut to what fits.
+    """`files` None fills the weights with noise, to time a shape. `context` None: the model's own, cut to what fits.
 
     Raises:
         UnsupportedModelError: shapes that the kernels don't take.
@@ -51,7 +51,7 @@ def load_runner(
         buffer_bytes=lambda tokens: buf.buffer_bytes(specs(tokens)),
     )
     arrays = allocate(model, device, half)
-    runner = CudaRunner(model, device, arrays, memory, specs(memory.context), half)
+    runner = CudaRunner(model, device, arrays, memory=memory, specs=specs(memory.context), half=half)
     warmup = KernelWarmup(runner.plans, runner.buckets, device)
     warmup.start()
     try:

@@ -1,8 +1,8 @@
 """Weights from the files to the device through two pinned buffers: one is read into while the other is copied.
 
-A parameter's parts lie in one device array, joined along the rows, or row by row in turn where the kernels want gate and
-up rows interleaved. Host memory is two buffers of at most 64 MiB, whatever the model's size. Files are read with pread
-on a few threads: 64 MiB from the page cache in parallel reads, no page faults of a mapping.
+A parameter's parts lie in one device array, joined along the rows, or row by row in turn where the kernels want gate
+and up rows interleaved. Host memory is two buffers of at most 64 MiB, whatever the model's size. Files are read with
+pread on a few threads: 64 MiB from the page cache in parallel reads, no page faults of a mapping.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -46,7 +46,7 @@ def storage_dtype(files: WeightFiles) -> str:
 
 
 def target_dtype(parameter: Parameter, dtype: str) -> str:
-    """Matrices and biases are read in half precision, norm weights in float32: they cost nothing, and models store them so."""
+    """Matrices and biases are read in half precision, norm weights in float32: they cost nothing."""
     is_norm = len(parameter.shape) == 1 and not parameter.name.endswith(".bias")
     return "float32" if is_norm else dtype
 
@@ -106,7 +106,8 @@ def _pieces(parameter: Parameter, files: WeightFiles, array: Array) -> Iterator[
 
 
 def _row_bytes(array: Array) -> int:
-    return int(array.dtype.itemsize) * math.prod(array.shape[1:])
+    item: int = array.dtype.itemsize
+    return item * math.prod(array.shape[1:])
 
 
 def _stored_bytes(piece: _Piece) -> int:
@@ -128,7 +129,7 @@ class _Stages:
         self._pool = ThreadPoolExecutor(min(READERS, os.cpu_count() or 1), thread_name_prefix="load-weights")
         self._files: dict[Path, int] = {}
 
-    def __enter__(self) -> _Stages:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -156,7 +157,7 @@ class _Stages:
         raw = np.empty(size, np.uint8)
         self._fill(piece, raw)
         values = buffer[: _row_bytes(piece.target) * piece.count].view(_numpy_dtype(str(piece.target.dtype)))
-        np.copyto(values, raw.view(stored), casting="same_kind")
+        np.copyto(values, raw.view(stored), casting="unsafe")  # float32 to half: rounded
         return values.reshape(shape)
 
     def _fill(self, piece: _Piece, raw: HostArray) -> None:

@@ -6,8 +6,8 @@
     decode(bucket)  embed the sampled id, all layers, logits, sample: a whole step without the host
     all_logits      the logits after every row of a block, for evaluation
 
-Which kernels are called follows from LayerStructure: QK-norm or not, biases or not. A plan launches nothing: wrappers are
-called with a RecordingLauncher, which checks shapes and keeps the calls.
+Which kernels are called follows from LayerStructure: QK-norm or not, biases or not. A plan launches nothing: wrappers
+are called with a RecordingLauncher, which checks shapes and keeps the calls.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Plans:
         weights: DecoderWeights[Array],
         pool: KvPool,
         block_table: Array,
+        *,
         buffers: Mapping[str, Array],
         arch: str,
-        *,
         pdl: bool,
     ) -> None:
         self._structure = model.structure

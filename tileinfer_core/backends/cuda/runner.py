@@ -23,7 +23,6 @@ from tileinfer_core.backends.cuda.sampling_state import SamplingState
 from tileinfer_core.errors import TileinferError
 from tileinfer_core.kv_cache import PAGE_SIZE, KvCache
 from tileinfer_core.models.decoder import bind
-from tileinfer_core.sampling import Sampled
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -31,8 +30,9 @@ if TYPE_CHECKING:
     from tileinfer_core.backends.base import BoolArray, Float32Array
     from tileinfer_core.backends.cuda.device import Array, Device, Event, HostArray
     from tileinfer_core.backends.cuda.memory import MemoryPlan
+    from tileinfer_core.backends.cuda.sampling_state import Pending
     from tileinfer_core.models.decoder import ModelDefinition
-    from tileinfer_core.sampling import SamplingParams
+    from tileinfer_core.sampling import Sampled, SamplingParams
 
 LOGIT_ROWS = 64  # rows of [V] float32 logits at a time when all are asked for
 CAPTURE_AFTER = 1  # a prompt length is captured the second time it comes
@@ -48,6 +48,7 @@ class CudaRunner:
         model: ModelDefinition,
         device: Device,
         arrays: Mapping[str, Array],
+        *,
         memory: MemoryPlan,
         specs: Mapping[str, buf.Spec],
         half: str,
@@ -65,7 +66,7 @@ class CudaRunner:
         self._table = BlockTable(device, memory.pages)
         weights = bind(model, arrays)
         self.plans = Plans(
-            model, weights, self.pool, self._table.array, self.buffers, device.arch, pdl=device.pdl
+            model, weights, self.pool, self._table.array, buffers=self.buffers, arch=device.arch, pdl=device.pdl
         )
         self.graphs = GraphCache(device)
         self._vocab: int = model.config.vocab_size
@@ -148,7 +149,7 @@ class CudaRunner:
             cache.commit([sampled.id])
             pending, step = following, step + 1
 
-    def _ahead(self, cache: KvCache, step: int) -> tuple[TileinferError | None, _Pending | None]:
+    def _ahead(self, cache: KvCache, step: int) -> tuple[TileinferError | None, Pending | None]:
         """Queue the step that follows the id in flight, or say why there can be none."""
         try:
             cache.reserve(1)
@@ -206,7 +207,3 @@ class _ChunkInputs:
         self._device.copy_in(self._buffers["start"], places[:1])
         self._device.copy_in(self._buffers["last_row"], places[1:])
         self._busy[turn] = self._device.event()
-
-
-if TYPE_CHECKING:
-    from tileinfer_core.backends.cuda.sampling_state import Pending as _Pending

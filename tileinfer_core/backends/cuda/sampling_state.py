@@ -1,8 +1,8 @@
 """What the device's sampler works from, and the ids on their way back to the host.
 
-Settings, counters and the per-id state (masked, in the prompt, times sampled) are written once when decoding starts; from
-then on the device keeps them. Each drawn id and its log-probability land in a ring on the device and are copied to pinned
-memory beside the next step.
+Settings, counters and the per-id state (masked, in the prompt, times sampled) are written once when decoding starts;
+from then on the device keeps them. Each drawn id and its log-probability land in a ring on the device and are copied to
+pinned memory beside the next step.
 """
 
 from __future__ import annotations
@@ -123,9 +123,7 @@ def state_of(params: SamplingParams, step: int) -> HostArray:
     return values.view(np.int32)
 
 
-def token_state(
-    vocab: int, valid_ids: BoolArray | None, token_ids: Sequence[int], prompt_tokens: int
-) -> HostArray:
+def token_state(vocab: int, valid_ids: BoolArray | None, token_ids: Sequence[int], prompt_tokens: int) -> HostArray:
     """[V]: negative: never sampled; IN_PROMPT: occurs in the prompt; low bits: times sampled."""
     ids = np.asarray(token_ids, np.int64)
     values = np.bincount(ids[prompt_tokens:], minlength=vocab).astype(np.int32)

@@ -1,7 +1,7 @@
 """All kernels of a model compiled in parallel before the first token.
 
-A model's plans name every kernel with the arrays it will get, so what is compiled is what will be launched. Results go to
-cuda-tile's cache on disk; on the next run there is nothing left to compile. tileiras runs in processes of its own, so
+A model's plans name every kernel with the arrays it will get, so what is compiled is what will be launched. Results go
+to cuda-tile's cache on disk; on the next run there is nothing left to compile. tileiras runs in processes of its own:
 compilation goes on while the weights are read.
 """
 
@@ -12,6 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from kernels.compile import CompileError, compile_all
 from tileinfer_core.backends.cuda.buffers import ROW_STEP
 from tileinfer_core.errors import BackendError
 from tileinfer_core.progress import ProgressEvent
@@ -82,18 +83,19 @@ class KernelWarmup:
     def _run(self) -> None:
         try:
             self._compile()
-        except Exception as error:  # noqa: BLE001 - handed over to `finish`
+        except Exception as error:  # handed over to `finish`
             self._error = error
         with self._state:
             self._finished = True
             self._state.notify_all()
 
     def _compile(self) -> None:
-        from kernels.compile import CompileError, compile_all
-
         start = time.perf_counter()
         for result in compile_all(
-            self.records(), self._device.arch, workers=min(MAX_COMPILERS, os.cpu_count() or 1), report=False,
+            self.records(),
+            self._device.arch,
+            workers=min(MAX_COMPILERS, os.cpu_count() or 1),
+            report=False,
             on_progress=self._count,
         ):
             if isinstance(result, CompileError):
