@@ -122,7 +122,7 @@ def _explain(name: str, arch: str, error: Exception) -> CompileError:
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     if isinstance(error, FileNotFoundError) and "tileiras" in text:
         hint = "install the compiler: pip install 'cuda-tile[tileiras]'"
-    elif home and ("Tile IR program" in text or "return code 5" in text or getattr(error, "return_code", None) == 5):
+    elif home and ("Tile IR program" in text or "Return code 5" in text):
         hint = f"unset CUDA_HOME: it names {home}, whose toolkit may be older than tileiras"
     return CompileError(name, arch, text, hint)
 

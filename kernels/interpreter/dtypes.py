@@ -11,7 +11,7 @@ from typing import Any
 import cuda.tile as ct
 import ml_dtypes
 import numpy as np
-from cuda.tile._datatype import IntegerInfo, is_boolean, is_float, is_integral, is_signed, promote_dtypes
+from cuda.tile._datatype import IntegerInfo, is_boolean, is_integral, is_signed, promote_dtypes
 from cuda.tile._exception import TileTypeError
 
 from kernels.interpreter.errors import InterpreterError
@@ -120,5 +120,8 @@ def storable(source: np.dtype, target: np.dtype) -> bool:
         return False
 
 
-def is_float_dtype(dtype: np.dtype) -> bool:
-    return bool(is_float(TO_TILE[dtype]))
+@functools.cache
+def integer_range(dtype: np.dtype) -> tuple[int, int]:
+    """The least value, and one above the greatest: both are exact in every float type."""
+    info = IntegerInfo(TO_TILE[dtype])
+    return info.min, info.max + 1

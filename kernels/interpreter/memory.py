@@ -18,7 +18,7 @@ import numpy as np
 
 from kernels.interpreter.dtypes import TO_TILE, constant, constant_type, kind, storable
 from kernels.interpreter.errors import InterpreterError
-from kernels.interpreter.tile import Tile, as_tile, check_shape
+from kernels.interpreter.tile import Tile, as_tile, check_shape, index_of
 
 if TYPE_CHECKING:
     from kernels.interpreter.races import Launch
@@ -151,7 +151,7 @@ class Array(ct.Array):
         whole, part = True, []
         for position, (item, side) in enumerate(zip(index, sides, strict=True)):
             have = shape[order[position]]
-            lo = (item if type(item) is int else operator.index(item)) * (side if steps is None else steps[position])
+            lo = index_of(item) * (side if steps is None else steps[position])
             hi = lo + side
             if lo < 0 or lo >= have:
                 at = tuple(operator.index(i) for i in index)

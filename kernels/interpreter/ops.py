@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kernels.interpreter.arithmetic import BINARY, binary
 from kernels.interpreter.dtypes import BOOL, FLOAT32, constant, constant_type, kind, numpy_dtype, promote
 from kernels.interpreter.errors import InterpreterError
-from kernels.interpreter.tile import BINARY, Tile, as_tile, binary, check_shape
+from kernels.interpreter.tile import Tile, as_tile, check_shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable

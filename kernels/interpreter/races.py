@@ -75,7 +75,9 @@ class Launch:
         self.suspects.clear()
 
     def blame(self) -> str:
-        return f" (it may come from the {'; or the '.join(sorted(self.suspects)[:3])})" if self.suspects else ""
+        if not self.suspects:
+            return " (a conversion to an integer that cannot hold the value, or a shift by too many bits)"
+        return f" (it may come from the {'; or the '.join(sorted(self.suspects)[:3])})"
 
     # -- called by every access
 
@@ -140,6 +142,8 @@ class Launch:
             if writers is None:
                 continue
             seen = view_of(array.over(writers), order)[part]
+            if not seen.any():
+                continue
             others = np.unique(seen[(seen != 0) & (seen & ~ATOMIC != block + 1)])
             for other in others:
                 writer = int(other & ~ATOMIC) - 1

@@ -1,32 +1,21 @@
-"""A tile of the interpreter: a NumPy array with the compiler's typing rules, and a mask of undetermined elements.
+"""A tile of the interpreter: a NumPy array and a mask of undetermined elements. Its operators are in `arithmetic`.
 
-`bad` marks elements that came from undetermined padding or from memory nothing wrote. It travels with the arithmetic
-and raises only where the value would matter: in a store, an atomic, an index or a branch. So a kernel may load a ragged
-edge, as long as it masks it (ct.where) or stores it out of bounds, exactly as on a GPU.
+`bad` marks elements that came from undetermined padding, from memory nothing wrote, from a float that its integer type
+cannot hold, or from a shift by more bits than there are. It travels with the arithmetic and raises only where the value
+would matter: in a store, an atomic, an index or a branch. So a kernel may load a ragged edge, as long as it masks it
+(ct.where) or stores it out of bounds, exactly as on a GPU.
 """
 
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cuda.tile as ct
 import numpy as np
 
-from kernels.interpreter.dtypes import (
-    BOOL,
-    TO_TILE,
-    constant,
-    constant_dtype,
-    constant_type,
-    kind,
-    numpy_dtype,
-    promote,
-)
+from kernels.interpreter.dtypes import BOOL, TO_TILE, constant, constant_dtype, integer_range, kind, numpy_dtype
 from kernels.interpreter.errors import InterpreterError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _CHECKED: set[tuple[int, ...]] = {()}
 Mask = Any  # np.ndarray of bool with the tile's shape, or None
@@ -49,6 +38,15 @@ def check_shape(shape: Any, what: str = "tile") -> tuple[int, ...]:
             raise InterpreterError(f"{what} shape {shape}: side {side} is no power of two")
     _CHECKED.add(shape)
     return shape
+
+
+def index_of(item: Any) -> int:
+    """A number or 0-d integer tile as a Python int; `operator.index`, with a short way for the usual case."""
+    if type(item) is int:
+        return item
+    if type(item) is Tile and item.bad is None and not item.a.shape and item.a.dtype.kind in "iu":
+        return int(item.a)
+    return operator.index(item)
 
 
 class Tile(ct.Tile):
@@ -155,7 +153,7 @@ class Tile(ct.Tile):
             raise InterpreterError(f"{what}: index {index} and shape {shape} do not fit a tile of {self.a.shape}")
         where = []
         for item, side, have in zip(index, sides, self.a.shape, strict=True):
-            at = operator.index(item)
+            at = index_of(item)
             if have % side or not 0 <= at < have // side:
                 raise InterpreterError(f"{what}: index {at} of {side} elements lies outside a side of {have}")
             where.append(slice(at * side, at * side + side))
@@ -176,105 +174,16 @@ class Tile(ct.Tile):
         return self.cast(numpy_dtype(dtype))
 
     def cast(self, dtype: np.dtype) -> Tile:
-        return self if self.a.dtype == dtype else Tile(self.a.astype(dtype), self.bad)
-
-    # -- arithmetic
-
-    def __add__(self, other: Any) -> Any:
-        return binary("add", self, other)
-
-    def __radd__(self, other: Any) -> Any:
-        return binary("add", other, self)
-
-    def __sub__(self, other: Any) -> Any:
-        return binary("sub", self, other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return binary("sub", other, self)
-
-    def __mul__(self, other: Any) -> Any:
-        return binary("mul", self, other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return binary("mul", other, self)
-
-    def __truediv__(self, other: Any) -> Any:
-        return binary("truediv", self, other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return binary("truediv", other, self)
-
-    def __floordiv__(self, other: Any) -> Any:
-        return binary("floordiv", self, other)
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return binary("floordiv", other, self)
-
-    def __mod__(self, other: Any) -> Any:
-        return binary("mod", self, other)
-
-    def __rmod__(self, other: Any) -> Any:
-        return binary("mod", other, self)
-
-    def __pow__(self, other: Any) -> Any:
-        return binary("pow", self, other)
-
-    def __rpow__(self, other: Any) -> Any:
-        return binary("pow", other, self)
-
-    def __divmod__(self, other: Any) -> Any:
-        return binary("floordiv", self, other), binary("mod", self, other)
-
-    def __rdivmod__(self, other: Any) -> Any:
-        return binary("floordiv", other, self), binary("mod", other, self)
-
-    def __and__(self, other: Any) -> Any:
-        return binary("bitwise_and", self, other)
-
-    def __rand__(self, other: Any) -> Any:
-        return binary("bitwise_and", other, self)
-
-    def __or__(self, other: Any) -> Any:
-        return binary("bitwise_or", self, other)
-
-    def __ror__(self, other: Any) -> Any:
-        return binary("bitwise_or", other, self)
-
-    def __xor__(self, other: Any) -> Any:
-        return binary("bitwise_xor", self, other)
-
-    def __rxor__(self, other: Any) -> Any:
-        return binary("bitwise_xor", other, self)
-
-    def __lshift__(self, other: Any) -> Any:
-        return binary("bitwise_lshift", self, other)
-
-    def __rlshift__(self, other: Any) -> Any:
-        return binary("bitwise_lshift", other, self)
-
-    def __rshift__(self, other: Any) -> Any:
-        return binary("bitwise_rshift", self, other)
-
-    def __rrshift__(self, other: Any) -> Any:
-        return binary("bitwise_rshift", other, self)
-
-    def __lt__(self, other: Any) -> Any:
-        return binary("less", self, other)
-
-    def __le__(self, other: Any) -> Any:
-        return binary("less_equal", self, other)
-
-    def __gt__(self, other: Any) -> Any:
-        return binary("greater", self, other)
-
-    def __ge__(self, other: Any) -> Any:
-        return binary("greater_equal", self, other)
-
-    def __eq__(self, other: object) -> Any:
-        return binary("equal", self, other)
-
-    def __ne__(self, other: object) -> Any:
-        return binary("not_equal", self, other)
+        if self.a.dtype == dtype:
+            return self
+        bad = self.bad
+        if kind(dtype) == 1 and kind(self.a.dtype) == 2:
+            low, high = integer_range(dtype)
+            whole = np.trunc(self.a)
+            lost = ~((whole >= low) & (whole < high))
+            if lost.any():
+                bad = lost if bad is None else bad | lost
+        return Tile(self.a.astype(dtype), bad)
 
     def __neg__(self) -> Any:
         if self.a.dtype == BOOL:
@@ -291,101 +200,6 @@ class Tile(ct.Tile):
         if kind(self.a.dtype) == 2:
             raise InterpreterError(f"'~' of a {self.a.dtype} tile")
         return Tile(np.invert(self.a), self.bad)
-
-
-def _floordiv(x: Any, y: Any) -> Any:
-    if kind(x.dtype) == 2:
-        return np.floor(np.divide(x, y))
-    return np.floor_divide(x, y)
-
-
-# name -> NumPy function, Python function for two constants, and the class of operation:
-# a arithmetic, f arithmetic in float, c comparison, b bitwise, s shift, d division (by zero is undefined for integers)
-BINARY: dict[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {
-    "add": (np.add, operator.add, "a"),
-    "sub": (np.subtract, operator.sub, "a"),
-    "mul": (np.multiply, operator.mul, "a"),
-    "truediv": (np.divide, operator.truediv, "f"),
-    "floordiv": (_floordiv, operator.floordiv, "d"),
-    "mod": (np.mod, operator.mod, "d"),
-    "pow": (np.power, operator.pow, "a"),
-    "atan2": (np.arctan2, lambda x, y: float(np.arctan2(x, y)), "f"),
-    "minimum": (np.fmin, min, "a"),
-    "maximum": (np.fmax, max, "a"),
-    "minimum_nan": (np.minimum, min, "a"),
-    "maximum_nan": (np.maximum, max, "a"),
-    "bitwise_and": (np.bitwise_and, operator.and_, "b"),
-    "bitwise_or": (np.bitwise_or, operator.or_, "b"),
-    "bitwise_xor": (np.bitwise_xor, operator.xor, "b"),
-    "bitwise_lshift": (np.left_shift, operator.lshift, "s"),
-    "bitwise_rshift": (np.right_shift, operator.rshift, "s"),
-    "less": (np.less, operator.lt, "c"),
-    "less_equal": (np.less_equal, operator.le, "c"),
-    "greater": (np.greater, operator.gt, "c"),
-    "greater_equal": (np.greater_equal, operator.ge, "c"),
-    "equal": (np.equal, operator.eq, "c"),
-    "not_equal": (np.not_equal, operator.ne, "c"),
-}
-
-
-def binary(name: str, x: Any, y: Any) -> Any:
-    """One elementwise operation on two tiles, or on a tile and a Python number, which has no type of its own."""
-    function, python, group = BINARY[name]
-    x_is_tile, y_is_tile = isinstance(x, Tile), isinstance(y, Tile)
-    if x_is_tile and y_is_tile:
-        xa, ya, bad = x.a, y.a, None
-        if xa.dtype is not ya.dtype or group != "a" or xa.dtype is BOOL:
-            xa, ya = _common(name, group, xa, ya)
-        if x.bad is not None or y.bad is not None:
-            bad = _merge(name, x, y)
-    elif x_is_tile or y_is_tile:
-        known, value = (x, y) if x_is_tile else (y, x)
-        if not isinstance(value, (bool, int, float)):
-            raise InterpreterError(f"{name} of a tile and a {type(value).__name__}")
-        have, bad = known.a.dtype, known.bad
-        want = constant_type(have, value, group == "f")
-        _check_operands(name, group, want)
-        other = constant(value, want)
-        mine = known.a if want == have else known.a.astype(want)
-        xa, ya = (mine, other) if x_is_tile else (other, mine)
-    else:
-        return python(x, y)
-    if group == "d" and kind(ya.dtype) == 1 and not np.all(ya):
-        raise InterpreterError(f"{name}: integer division by zero")
-    try:
-        out = function(xa, ya)
-    except ValueError:
-        raise InterpreterError(f"{name}: shapes {xa.shape} and {ya.shape} are not broadcastable") from None
-    if bad is not None and bad.shape != out.shape:
-        bad = np.broadcast_to(bad, out.shape)
-    return Tile(out, bad)
-
-
-def _common(name: str, group: str, xa: Any, ya: Any) -> tuple[Any, Any]:
-    if group == "b" and xa.dtype != ya.dtype:
-        raise InterpreterError(f"{name}: operands must have one type, got {xa.dtype} and {ya.dtype}")
-    want = promote(xa.dtype, ya.dtype, group == "f")
-    _check_operands(name, group, want)
-    return xa if xa.dtype == want else xa.astype(want), ya if ya.dtype == want else ya.astype(want)
-
-
-def _check_operands(name: str, group: str, dtype: np.dtype) -> None:
-    category = kind(dtype)
-    if (group in "bs" and category == 2) or (group == "s" and category == 0):
-        raise InterpreterError(f"{name} does not take {dtype}")
-    if group in "ad" and category == 0:
-        raise InterpreterError(f"{name} does not take bool: cast it to an integer")
-
-
-def _merge(name: str, x: Tile, y: Tile) -> Mask:
-    """Undetermined elements of the result; a known False decides an 'and', a known True an 'or'."""
-    none = np.False_
-    xb, yb = none if x.bad is None else x.bad, none if y.bad is None else y.bad
-    if name == "bitwise_and" and x.a.dtype == BOOL:
-        return (xb & (y.a | yb)) | (yb & (x.a | xb))
-    if name == "bitwise_or" and x.a.dtype == BOOL:
-        return (xb & (~y.a | yb)) | (yb & (~x.a | xb))
-    return xb | yb
 
 
 def as_tile(x: Any) -> Tile:

@@ -47,7 +47,7 @@ class InterpretedMachine:
         return np.zeros(shape, DTYPES[dtype])
 
     def host(self, array: Any, *, partly: bool = False) -> np.ndarray:
-        """The array's values, after everything launched has finished. Every element must have been written, or `partly`."""
+        """The values, after everything launched has finished. Every element must have been written, unless `partly`."""
         self.launcher.synchronize()
         holes = unwritten(array)
         if holes.any() and not partly:

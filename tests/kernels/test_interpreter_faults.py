@@ -361,6 +361,60 @@ def test_integer_division_by_zero() -> None:
         run(division_kernel, 1, np.arange(4, dtype=np.int32), np.arange(4, dtype=np.int32), 0)
 
 
+@ct.kernel
+def to_integer_kernel(x, y, MASK: I):
+    x = ct.load(x, index=(0,), shape=(4,))
+    whole = x.astype(ct.int32)
+    ct.store(y, index=(0,), tile=ct.where(x < 100.0, whole, -1) if MASK else whole)
+
+
+@ct.kernel
+def shift_kernel(x, y):
+    ct.store(y, index=(0,), tile=1 << ct.load(x, index=(0,), shape=(4,)))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 2.0**31, -(2.0**31) - 256])
+def test_float_that_its_integer_cannot_hold(value: float) -> None:
+    x, y = np.array([1.5, -2.5, value, 2.0**31 - 128], np.float32), np.zeros(4, np.int32)
+    with caught("undetermined value .a conversion to an integer"):
+        run(to_integer_kernel, 1, x, y, 0)
+    if value > 0:
+        run(to_integer_kernel, 1, x, y, 1)
+        assert y.tolist() == [1, -2, -1, -1]
+
+
+def test_shift_by_too_many_bits() -> None:
+    y = np.zeros(4, np.int32)
+    run(shift_kernel, 1, np.array([0, 1, 5, 30], np.int32), y)
+    assert y.tolist() == [1, 2, 32, 1 << 30]
+    with caught("undetermined value .*shift"):
+        run(shift_kernel, 1, np.array([0, 1, 5, 32], np.int32), y)
+
+
+@ct.kernel
+def flag_kernel(data, flag, y, ORDERED: I):
+    """Block 0 publishes data, block 1 reads it once the flag is up."""
+    if ct.bid(0) == 0:
+        ct.store(data, index=(0,), tile=5.0)
+        if ORDERED:
+            ct.store(flag, index=(0,), tile=1, memory_order=ct.MemoryOrder.RELEASE, memory_scope=ct.MemoryScope.DEVICE)
+        else:
+            ct.store(flag, index=(0,), tile=1)
+    else:
+        order = ct.MemoryOrder.ACQUIRE
+        up = ct.load(flag, index=(0,), shape=(), memory_order=order, memory_scope=ct.MemoryScope.DEVICE)
+        if up == 1:
+            ct.store(y, index=(0,), tile=ct.load(data, index=(0,), shape=(1,)))
+
+
+def test_flag_needs_release_and_acquire() -> None:
+    y = np.zeros(1, np.float32)
+    run(flag_kernel, 2, np.zeros(1, np.float32), np.zeros(1, np.int32), y, 1)
+    assert y[0] == 5
+    with caught("load of data.*races with block number 0"):
+        run(flag_kernel, 2, np.zeros(1, np.float32), np.zeros(1, np.int32), y, 0)
+
+
 def test_wrong_number_of_arguments() -> None:
     with pytest.raises(TypeError, match="takes 4 arguments, got 3"):
         run(copy_kernel, 1, floats(4), floats(4), 4)

@@ -1,0 +1,364 @@
+"""Weight products of a decode step, one token to a few: every block keeps whole rows of W in registers.
+
+    linear            y = x Wᵀ (+ bias)
+    linear_norm       y = (x·g) Wᵀ / rms(x) (+ bias): RMSNorm of the input folded in; also the LM head, y in float32
+    linear_swiglu     the same, then silu(gate)·up on interleaved rows
+    linear_xielu      the same, then xIELU
+    linear_residual   stream += x Wᵀ (+ bias), and what the next RMSNorm needs: x·g and partial sums of squares
+
+A block first asks for all its weights (plain 16-byte loads, all in flight at once), then waits for the kernel before it
+(PDL), then reads x. So a product streams its weights while its predecessor finishes; docs/kernels.md has what this was
+measured against. For more tokens the row tiles are multiplied again per token, which FMA units keep up with to about
+four; from there on kernels/linear_tokens.py puts the weights through the tensor cores.
+
+RMSNorm is folded: the producer of the residual stream writes x·g in the weights' type and each block's Σx², the consumer
+scales its sums by 1/rms at the end. x·g is rounded before it is scaled, where Transformers rounds after: an ulp here and
+there.
+
+Refuses: lengths that a 16-byte load does not divide (multiples of 8), more than 8 tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import cuda.tile as ct
+
+from kernels import configs
+from kernels.activation import silu_times, xielu_of
+from kernels.launch import check_array, with_hints
+from kernels.shapes import MODELS
+from kernels.specs import ArraySpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kernels.catalogue import Case
+    from kernels.launch import Launcher
+
+Int = ct.Constant[int]
+Bool = ct.Constant[bool]
+Float = ct.Constant[float]
+ZERO = ct.PaddingMode.ZERO
+HALF = ("bfloat16", "float16")
+MAX_TOKENS = 8
+PLAIN, SWIGLU, XIELU = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class LinearConfig:
+    """How one block of a product is cut.
+
+    Attributes:
+        tile_n: rows of W a block owns.
+        tile_k: columns of one of its tiles; a row is ceil(K / tile_k) of them, all in registers. 256 puts a row into one
+            warp (no sum across warps), 1024 spreads it over four.
+        occupancy: blocks per SM the compiler should make room for; None leaves the registers alone.
+        strong: weights bypass the L1 cache (relaxed device-scope loads).
+    """
+
+    tile_n: int
+    tile_k: int
+    occupancy: int | None = None
+    strong: bool = False
+
+
+def linear_config(arch: str, n: int, k: int, family: str = "linear") -> LinearConfig:
+    """The row of configs/<arch>.json for a weight of n rows and k columns, or the rule."""
+    try:
+        return LinearConfig(**configs.config(family, arch, n=n, k=k))
+    except KeyError:
+        return linear_rule(n, k)
+
+
+def linear_rule(n: int, k: int) -> LinearConfig:
+    """About 16 to 32 KiB of weights a block, two rows at least where they fit a quarter of the registers.
+
+    On the H200 this is within 2 % of the best tile for K from 1,024 to 12,288.
+    """
+    tile_k = next((t for t in (256, 128, 64) if k % t == 0), 256)
+    if k > 2560:
+        tile_k = next((t for t in (1024, 512, 256) if k % t == 0), 1024)
+    padded = -(-k // tile_k) * tile_k
+    rows = max(1, 1 << ((16384 // padded).bit_length() - 1)) if padded <= 16384 else 1
+    if padded > 4096:
+        rows = 2 if padded <= 12288 else 1
+    return LinearConfig(min(max(rows, 16 if tile_k <= 64 else 1), 16, 1 << (n - 1).bit_length()), tile_k)
+
+
+def residual_blocks(arch: str, n: int, k: int) -> int:
+    """Blocks of linear_residual, so partial sums of squares: each token's row of `square_sums` has at least as many."""
+    return -(-n // linear_config(arch, n, k, "linear_residual").tile_n)
+
+
+def _tile(array, index, shape, EVEN: Bool):
+    """A plain load. tileiras 13.4 refuses a padding mode beside check_bounds=False."""
+    if EVEN:
+        return ct.load(array, index=index, shape=shape, allow_tma=False, check_bounds=False)
+    return ct.load(array, index=index, shape=shape, allow_tma=False, padding_mode=ZERO)
+
+
+def _weights(w, i, TN: Int, TK: Int, NK: Int, EVEN: Bool):
+    """The block's rows of W, as a tuple of tiles; every load is issued before the first is used."""
+    return tuple(_tile(w, (i, k), (TN, TK), EVEN) for k in ct.static_iter(range(NK)))
+
+
+def _weights_past_l1(w, i, TN: Int, TK: Int, NK: Int):
+    """The same by relaxed device-scope loads (LDG.E.128.STRONG.GPU), which allocate nothing in L1. Even shapes only."""
+    relaxed, device = ct.MemoryOrder.RELAXED, ct.MemoryScope.DEVICE
+    return tuple(
+        ct.load(
+            w, index=(i, k), shape=(TN, TK), allow_tma=False, check_bounds=False, memory_order=relaxed,
+            memory_scope=device,
+        )
+        for k in ct.static_iter(range(NK))
+    )  # fmt: skip
+
+
+def _dot(tiles, x, t, TN: Int, TK: Int, NK: Int, EVEN: Bool):
+    """Token t times the block's rows: [1, TN] float32."""
+    total = ct.zeros((TN, TK), dtype=ct.float32)
+    for k in ct.static_iter(range(NK)):
+        xt = _tile(x, (t, k), (1, TK), EVEN)
+        total = total + tiles[k].astype(ct.float32) * xt.astype(ct.float32)
+    return ct.sum(total, axis=1).reshape((1, TN))
+
+
+def inverse_rms(square_sums, t, K: Int, NB: Int, EPS: Float):
+    """1 / sqrt(Σx² / K + ε) of token t from its NB partial sums: [1]."""
+    sums = ct.load(square_sums, index=(t, 0), shape=(1, NB), allow_tma=False, check_bounds=False)
+    return ct.rsqrt(ct.sum(sums, axis=1) * (1.0 / K) + EPS)
+
+
+@ct.kernel
+def linear_kernel(
+    w, x, square_sums, extra, y, K: Int, NB: Int, EPS: Float, T: Int, TN: Int, TK: Int, NK: Int, NORM: Bool, BIAS: Bool,
+    ACT: Int, EVEN: Bool, STRONG: Bool, PDL: Bool,
+):  # fmt: skip
+    """y[t, n] = act(Σ_k W[n, k] x[t, k] / rms_t + bias[n]); for SWIGLU y[t, j] = silu(row 2j) · row 2j+1.
+
+    w [N, K], x [T, K] half; square_sums [T, NB] float32 (NORM); extra: bias [1, N] (BIAS) or xIELU's two numbers
+    [2] float32 (ACT = XIELU), else unused; y [T, N or N/2] half or float32. Grid: ceil(N / TN) blocks of TN rows.
+    Products and sums in float32, one rounding at the store. EVEN: TN divides N and TK divides K, nothing is checked.
+    """
+    i = ct.bid(0)
+    if PDL:
+        ct.grid_dependency_control_launch_dependents()
+    if STRONG:
+        tiles = _weights_past_l1(w, i, TN, TK, NK)
+    else:
+        tiles = _weights(w, i, TN, TK, NK, EVEN)
+    if BIAS:
+        bias = ct.load(extra, index=(0, i), shape=(1, TN), padding_mode=ZERO, allow_tma=False).astype(ct.float32)
+    if ACT == XIELU:
+        positive = ct.load(extra, index=(0,), shape=(1,), check_bounds=False)
+        negative = ct.load(extra, index=(1,), shape=(1,), check_bounds=False)
+    if PDL:
+        ct.grid_dependency_control_wait()
+    for t in ct.static_iter(range(T)):
+        if NORM:
+            scale = inverse_rms(square_sums, t, K, NB, EPS)
+        out = _dot(tiles, x, t, TN, TK, NK, EVEN)
+        if NORM:
+            out = out * scale
+        if BIAS:
+            out = out + bias
+        if ACT == XIELU:
+            out = xielu_of(out, positive, negative)
+        if ACT == SWIGLU:
+            pairs = out.reshape((TN // 2, 2))
+            gate = ct.extract(pairs, (0, 0), (TN // 2, 1))
+            up = ct.extract(pairs, (0, 1), (TN // 2, 1))
+            out = silu_times(gate, up).reshape((1, TN // 2))
+        ct.store(y, index=(t, i), tile=out.astype(y.dtype), allow_tma=False, check_bounds=not EVEN)
+
+
+@ct.kernel
+def linear_residual_kernel(
+    w, x, extra, stream, gain, normed, square_sums, T: Int, TN: Int, TK: Int, NK: Int, BIAS: Bool, EVEN: Bool,
+    STRONG: Bool, PDL: Bool,
+):  # fmt: skip
+    """stream[t, n] += Σ_k W[n, k] x[t, k] + bias[n]; normed = stream·gain; square_sums[t, block] = Σ_n stream².
+
+    w [N, K], x [T, K] half; stream [T, N] float32, read and written; gain [1, N] half or float32; normed [T, N] half;
+    square_sums [T, ≥ blocks] float32. Grid: ceil(N / TN) blocks of TN rows. The stream stays float32 from embedding to
+    LM head; only normed is rounded. EVEN: TN divides N and TK divides K, nothing is checked.
+    """
+    i = ct.bid(0)
+    if PDL:
+        ct.grid_dependency_control_launch_dependents()
+    if STRONG:
+        tiles = _weights_past_l1(w, i, TN, TK, NK)
+    else:
+        tiles = _weights(w, i, TN, TK, NK, EVEN)
+    g = _tile(gain, (0, i), (1, TN), EVEN).astype(ct.float32)
+    if BIAS:
+        bias = ct.load(extra, index=(0, i), shape=(1, TN), padding_mode=ZERO, allow_tma=False).astype(ct.float32)
+    if PDL:
+        ct.grid_dependency_control_wait()
+    for t in ct.static_iter(range(T)):
+        out = _dot(tiles, x, t, TN, TK, NK, EVEN) + _tile(stream, (t, i), (1, TN), EVEN)
+        if BIAS:
+            out = out + bias
+        ct.store(stream, index=(t, i), tile=out, allow_tma=False, check_bounds=not EVEN)
+        ct.store(normed, index=(t, i), tile=(out * g).astype(normed.dtype), allow_tma=False, check_bounds=not EVEN)
+        squares = ct.sum(out * out, axis=1, keepdims=True)
+        ct.store(square_sums, index=(t, i), tile=squares, allow_tma=False, check_bounds=False)
+
+
+# -- wrappers
+
+
+def linear(launcher: Launcher, x: Any, w: Any, y: Any, *, bias: Any = None, config: LinearConfig | None = None) -> None:
+    """y [T, N] = x [T, K] · w [N, K]ᵀ (+ bias [1, N]) for 1 to 8 tokens. y is half or float32.
+
+    Raises:
+        ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernel reads.
+    """
+    _launch(launcher, "linear", x, w, None, y, bias, PLAIN, 0.0, config)
+
+
+def linear_norm(
+    launcher: Launcher, normed: Any, square_sums: Any, w: Any, y: Any, *, eps: float, bias: Any = None,
+    config: LinearConfig | None = None,
+) -> None:  # fmt: skip
+    """y [T, N] = RMSNorm(x) · wᵀ (+ bias), from normed = x·g [T, K] and square_sums [T, NB] that linear_residual or
+    embedding_decode wrote. The QKV product and the LM head (y float32).
+
+    Raises:
+        ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernel reads.
+    """
+    _launch(launcher, "linear_norm", normed, w, square_sums, y, bias, PLAIN, eps, config)
+
+
+def linear_swiglu(
+    launcher: Launcher, normed: Any, square_sums: Any, w: Any, y: Any, *, eps: float, config: LinearConfig | None = None
+) -> None:
+    """y [T, N/2] = silu(gate)·up of RMSNorm(x) · wᵀ; row 2j of w is gate row j, row 2j+1 is up row j.
+
+    Raises:
+        ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernel reads.
+    """
+    _launch(launcher, "linear_swiglu", normed, w, square_sums, y, None, SWIGLU, eps, config)
+
+
+def linear_xielu(
+    launcher: Launcher, normed: Any, square_sums: Any, w: Any, alphas: Any, y: Any, *, eps: float,
+    config: LinearConfig | None = None,
+) -> None:  # fmt: skip
+    """y [T, N] = xIELU(RMSNorm(x) · wᵀ). alphas: float32 [2], see kernels.activation.
+
+    Raises:
+        ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernel reads.
+    """
+    check_array("linear_xielu: alphas", alphas, (2,), "float32")
+    _launch(launcher, "linear_xielu", normed, w, square_sums, y, alphas, XIELU, eps, config)
+
+
+def linear_residual(
+    launcher: Launcher, x: Any, w: Any, stream: Any, gain: Any, normed: Any, square_sums: Any, *, bias: Any = None,
+    config: LinearConfig | None = None,
+) -> None:  # fmt: skip
+    """stream [T, N] float32 += x [T, K] · w [N, K]ᵀ (+ bias), then normed = stream·gain and partial sums of squares.
+
+    `gain` [1, N] is the weight of the RMSNorm that comes next. square_sums [T, NB]: NB a power of two, at least
+    `residual_blocks`; entries past the blocks are never written and must be zero.
+
+    Raises:
+        ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernel reads.
+    """
+    op = "linear_residual"
+    tokens, n, k = _check_product(op, x, w, bias)
+    half = str(w.dtype)
+    config = config or linear_config(launcher.arch, n, k, op)
+    check_array(f"{op}: stream", stream, (tokens, n), "float32", align=16)
+    check_array(f"{op}: gain", gain, (1, n), half, "float32", align=16)
+    check_array(f"{op}: normed", normed, (tokens, n), half, align=16)
+    blocks = -(-n // config.tile_n)
+    slots = check_square_sums(op, square_sums, tokens)
+    if slots < blocks:
+        raise ValueError(f"{op}: square_sums has {slots} entries a token, its {blocks} blocks need as many")
+    even = n % config.tile_n == 0 and k % config.tile_k == 0
+    args = (w, x, x if bias is None else bias, stream, gain, normed, square_sums, tokens, config.tile_n, config.tile_k)
+    args += (-(-k // config.tile_k), bias is not None, even, config.strong and even, launcher.pdl)
+    launcher(_hinted(linear_residual_kernel, config), (blocks, 1, 1), args)
+
+
+def _launch(
+    launcher: Launcher, op: str, x: Any, w: Any, square_sums: Any, y: Any, extra: Any, act: int, eps: float,
+    config: LinearConfig | None,
+) -> None:  # fmt: skip
+    tokens, n, k = _check_product(op, x, w, extra if act != XIELU else None)
+    outputs = ("float32", str(w.dtype)) if act == PLAIN else (str(w.dtype),)
+    check_array(f"{op}: y", y, (tokens, n // 2 if act == SWIGLU else n), *outputs, align=16)
+    slots = 1 if square_sums is None else check_square_sums(op, square_sums, tokens)
+    config = config or linear_config(launcher.arch, n, k, op)
+    if act == SWIGLU and config.tile_n < 2:
+        config = LinearConfig(2, config.tile_k, config.occupancy, config.strong)
+    even = n % config.tile_n == 0 and k % config.tile_k == 0
+    norm, bias = square_sums is not None, extra is not None and act != XIELU
+    args = (w, x, square_sums if norm else x, x if extra is None else extra, y, k, slots, float(eps), tokens)
+    args += (config.tile_n, config.tile_k, -(-k // config.tile_k), norm, bias, act, even, config.strong and even, launcher.pdl)
+    launcher(_hinted(linear_kernel, config), (-(-n // config.tile_n), 1, 1), args)
+
+
+def _hinted(kernel: Any, config: LinearConfig) -> Any:
+    return kernel if config.occupancy is None else with_hints(kernel, occupancy=config.occupancy)
+
+
+def _check_product(op: str, x: Any, w: Any, bias: Any) -> tuple[int, int, int]:
+    """Tokens, rows, columns."""
+    check_array(f"{op}: w", w, (None, None), *HALF, align=16)
+    n, k = w.shape
+    check_array(f"{op}: x", x, (None, None), str(w.dtype), align=16)
+    if x.shape[1] != k:
+        raise ValueError(f"{op}: x has {x.shape[1]} columns, the weight expects {k}")
+    if x.shape[0] > MAX_TOKENS:
+        raise ValueError(f"{op}: x has {x.shape[0]} tokens, at most {MAX_TOKENS} fit; longer inputs are for prefill")
+    if k % 8:
+        raise ValueError(f"{op}: the weight has {k} columns, expected a multiple of 8 (16 bytes)")
+    if bias is not None:
+        check_array(f"{op}: bias", bias, (1, n), str(w.dtype), "float32", align=16)
+    return x.shape[0], n, k
+
+
+def check_square_sums(op: str, square_sums: Any, tokens: int) -> int:
+    """Slots a token; a power of two, for the sum is one tile."""
+    check_array(f"{op}: square_sums", square_sums, (tokens, None), "float32", align=16)
+    slots = int(square_sums.shape[1])
+    if slots & (slots - 1) or slots < 4:
+        raise ValueError(f"{op}: square_sums has {slots} entries a token, expected a power of two from 4 up")
+    return slots
+
+
+def compile_cases(arch: str) -> Iterator[Case]:
+    from kernels.catalogue import Case
+
+    def half(*shape: int) -> ArraySpec:
+        return ArraySpec(shape, "bfloat16")
+
+    for name, m in MODELS.items():
+
+        def run(launcher: Any, m: Any = m) -> None:
+            slots = {p: square_slots(arch, m.hidden, m.products[p][1]) for p in ("o", "down")}
+            o, down = (ArraySpec((1, slots[p]), "float32") for p in ("o", "down"))
+            stream, gain, normed = ArraySpec((1, m.hidden), "float32"), half(1, m.hidden), half(1, m.hidden)
+            linear_norm(launcher, normed, down, half(*m.products["qkv"]), half(1, m.qkv_rows), eps=1e-6)
+            linear_residual(launcher, half(1, m.attention_width), half(*m.products["o"]), stream, gain, normed, o)
+            up, act = half(*m.products["up"]), half(1, m.ffn)
+            if m.activation == "xielu":
+                linear_xielu(launcher, normed, o, up, ArraySpec(2, "float32"), act, eps=1e-6)
+            else:
+                linear_swiglu(launcher, normed, o, up, act, eps=1e-6)
+            linear_residual(launcher, act, half(*m.products["down"]), stream, gain, normed, down)
+            linear_norm(
+                launcher, normed, down, half(*m.products["lm_head"]), ArraySpec((1, m.vocab), "float32"), eps=1e-6
+            )
+
+        yield Case(name, run)
+
+
+def square_slots(arch: str, n: int, k: int) -> int:
+    """The length of a token's row of square_sums: `residual_blocks` rounded up to a power of two."""
+    return max(4, 1 << (residual_blocks(arch, n, k) - 1).bit_length())
