@@ -4,7 +4,7 @@ A family module joins by being named in FAMILIES and defining
 
     def compile_cases(arch: str) -> Iterator[Case]
 
-where each case calls the family's wrapper with ArraySpecs:
+where each Case (from kernels.specs) calls the family's wrapper with ArraySpecs:
 
     yield Case("Qwen3-4B", lambda launcher: rms_norm(launcher, ArraySpec((1, 2560), "bfloat16"), …))
 
@@ -20,23 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.compile import TARGETS, Compiled, distinct
 from kernels.configs import number
-from kernels.specs import Recorded, RecordingLauncher
+from kernels.specs import Case, Recorded, RecordingLauncher
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
 FAMILIES: tuple[str, ...] = ()
 
 # Shared memory one block may have, in bytes (CUDA programming guide, compute capabilities)
 SHARED_LIMIT = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 103: 232_448, 120: 101_376}
-
-
-@dataclass(frozen=True)
-class Case:
-    """One call of a wrapper. `models` is the model the shape belongs to, or "" for a shape of no one model."""
-
-    model: str
-    launch: Callable[[Any], None]
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cuda.tile._compile import (
+    _find_compiler_bin,
     _get_compiler_version_string,
     _tileiras_effective_opt_and_device_debug,
     compile_cubin,
@@ -122,7 +123,7 @@ def _explain(name: str, arch: str, error: Exception) -> CompileError:
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     if isinstance(error, FileNotFoundError) and "tileiras" in text:
         hint = "install the compiler: pip install 'cuda-tile[tileiras]'"
-    elif home and ("Tile IR program" in text or "Return code 5" in text):
+    elif home and "Return code 5" in text and _find_compiler_bin().pass_cuda_home_var:
         hint = f"unset CUDA_HOME: it names {home}, whose toolkit may be older than tileiras"
     return CompileError(name, arch, text, hint)
 

@@ -31,7 +31,7 @@ class LinearPrefillConfig:
 
     tile_m: token rows a block; tile_n: weight rows a block; tile_k: step along K; group: row tiles that share weight
     tiles; warps: num_worker_warps (4 or 8, 0 = the compiler's choice); ctas: blocks per cluster (0 = no cluster);
-    occupancy: 0 = the compiler's choice; split_gate: SwiGLU with two accumulators (sm_100, whose compiler cannot take
+    occupancy: 0 = the compiler's choice; latency: 1 to 10, depth of the TMA rings, 0 = the compiler's choice; split_gate: SwiGLU with two accumulators (sm_100, whose compiler cannot take
     interleaved columns apart).
     """
 
@@ -42,6 +42,7 @@ class LinearPrefillConfig:
     warps: int = 0
     ctas: int = 0
     occupancy: int = 0
+    latency: int = 0
     split_gate: bool = False
 
     @property
@@ -61,21 +62,25 @@ def result_tile(rows, columns, GROUP: CI):
     return first + within % height, within // height
 
 
-def product_tile(x, w, m, n, offset, TILE_M: CI, TILE_N: CI, TILE_K: CI):
-    """x[m] @ w[n]^T in float32, w's columns starting `offset` tiles in; K is x's."""
-    acc = ct.zeros((TILE_M, TILE_N), dtype=ct.float32)
-    for k in range(ct.num_tiles(x, axis=1, shape=(TILE_M, TILE_K))):
-        xt = ct.load(x, index=(m, k), shape=(TILE_M, TILE_K), padding_mode=ZERO)
-        wt = ct.load(w, index=(offset + k, n), shape=(TILE_K, TILE_N), order=(1, 0), padding_mode=ZERO)
-        acc = ct.mma(xt, wt, acc)
-    return acc
+def load_x(x, m, k, TILE_M: CI, TILE_K: CI, LATENCY: CI):
+    """Tile [TILE_M, TILE_K] of x."""
+    latency = ct.static_eval(LATENCY if LATENCY else None)
+    return ct.load(x, index=(m, k), shape=(TILE_M, TILE_K), padding_mode=ZERO, latency=latency)
 
 
-def own_product(x, w, bias, TILE_M: CI, TILE_N: CI, TILE_K: CI, GROUP: CI, BIAS: CI):
+def load_w(w, k, n, TILE_K: CI, TILE_N: CI, LATENCY: CI):
+    """Tile [TILE_K, TILE_N] of the weight's transpose."""
+    latency = ct.static_eval(LATENCY if LATENCY else None)
+    return ct.load(w, index=(k, n), shape=(TILE_K, TILE_N), order=(1, 0), padding_mode=ZERO, latency=latency)
+
+
+def own_product(x, w, bias, TILE_M: CI, TILE_N: CI, TILE_K: CI, GROUP: CI, LATENCY: CI, BIAS: CI):
     """(product + bias, m, n) for this block."""
     rows = ct.num_tiles(x, axis=0, shape=(TILE_M, TILE_K))
     m, n = result_tile(rows, ct.num_tiles(w, axis=0, shape=(TILE_N, TILE_K)), GROUP)
-    acc = product_tile(x, w, m, n, 0, TILE_M, TILE_N, TILE_K)
+    acc = ct.zeros((TILE_M, TILE_N), dtype=ct.float32)
+    for k in range(ct.num_tiles(x, axis=1, shape=(TILE_M, TILE_K))):
+        acc = ct.mma(load_x(x, m, k, TILE_M, TILE_K, LATENCY), load_w(w, k, n, TILE_K, TILE_N, LATENCY), acc)
     if BIAS:
         b = ct.load(bias, index=(n,), shape=(TILE_N,), padding_mode=ZERO, allow_tma=False)
         acc = acc + b.astype(ct.float32).reshape((1, TILE_N))
@@ -87,9 +92,7 @@ def silu(x):
 
 
 @ct.kernel
-def linear_prefill_kernel(
-    x, w, bias, y, TILE_M: CI, TILE_N: CI, TILE_K: CI, GROUP: CI, BIAS: CI, PDL: CI
-):
+def linear_prefill_kernel(x, w, bias, y, TILE_M: CI, TILE_N: CI, TILE_K: CI, GROUP: CI, LATENCY: CI, BIAS: CI, PDL: CI):
     """y = x W^T + bias.
 
     x [T, K], w [N, K], bias [N], y [T, N], all BF16 or all FP16.
@@ -100,13 +103,13 @@ def linear_prefill_kernel(
     if PDL:
         ct.grid_dependency_control_launch_dependents()
         ct.grid_dependency_control_wait()
-    acc, m, n = own_product(x, w, bias, TILE_M, TILE_N, TILE_K, GROUP, BIAS)
+    acc, m, n = own_product(x, w, bias, TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
     ct.store(y, index=(m, n), tile=acc.astype(y.dtype))
 
 
 @ct.kernel
 def linear_prefill_residual_kernel(
-    x, w, bias, residual, TILE_M: CI, TILE_N: CI, TILE_K: CI, GROUP: CI, BIAS: CI, PDL: CI
+    x, w, bias, residual, TILE_M: CI, TILE_N: CI, TILE_K: CI, GROUP: CI, LATENCY: CI, BIAS: CI, PDL: CI
 ):
     """residual += x W^T + bias.
 
@@ -118,14 +121,14 @@ def linear_prefill_residual_kernel(
     if PDL:
         ct.grid_dependency_control_launch_dependents()
         ct.grid_dependency_control_wait()
-    acc, m, n = own_product(x, w, bias, TILE_M, TILE_N, TILE_K, GROUP, BIAS)
-    before = ct.load(residual, index=(m, n), shape=(TILE_M, TILE_N), padding_mode=ZERO)
-    ct.store(residual, index=(m, n), tile=before + acc)
+    acc, m, n = own_product(x, w, bias, TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
+    before = ct.load(residual, index=(m, n), shape=(TILE_M, TILE_N), padding_mode=ZERO, allow_tma=False)
+    ct.store(residual, index=(m, n), tile=before + acc, allow_tma=False)
 
 
 @ct.kernel
 def linear_prefill_swiglu_kernel(
-    x, w, bias, y, TILE_M: CI, TILE_N: CI, TILE_K: CI, GROUP: CI, BIAS: CI, PDL: CI
+    x, w, bias, y, TILE_M: CI, TILE_N: CI, TILE_K: CI, GROUP: CI, LATENCY: CI, BIAS: CI, PDL: CI
 ):
     """y = silu(x G^T + bias_g) * (x U^T + bias_u), gate rows G and up rows U interleaved: w[2j] = G[j], w[2j + 1] = U[j].
 
@@ -137,7 +140,7 @@ def linear_prefill_swiglu_kernel(
     if PDL:
         ct.grid_dependency_control_launch_dependents()
         ct.grid_dependency_control_wait()
-    acc, m, n = own_product(x, w, bias, TILE_M, TILE_N, TILE_K, GROUP, BIAS)
+    acc, m, n = own_product(x, w, bias, TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
     pairs = acc.reshape((TILE_M, TILE_N // 2, 2))
     gate = ct.extract(pairs, (0, 0, 0), (TILE_M, TILE_N // 2, 1)).reshape((TILE_M, TILE_N // 2))
     up = ct.extract(pairs, (0, 0, 1), (TILE_M, TILE_N // 2, 1)).reshape((TILE_M, TILE_N // 2))
@@ -146,7 +149,7 @@ def linear_prefill_swiglu_kernel(
 
 @ct.kernel
 def linear_prefill_split_swiglu_kernel(
-    x, w, bias, y, TILE_M: CI, TILE_N: CI, TILE_K: CI, GROUP: CI, BIAS: CI, PDL: CI
+    x, w, bias, y, TILE_M: CI, TILE_N: CI, TILE_K: CI, GROUP: CI, LATENCY: CI, BIAS: CI, PDL: CI
 ):
     """The same SwiGLU with two accumulators; w [F, 2K] and bias [F, 2] are views: row j = gate row j, then up row j.
 
@@ -164,11 +167,9 @@ def linear_prefill_split_swiglu_kernel(
     gate = ct.zeros((TILE_M, TILE_N), dtype=ct.float32)
     up = ct.zeros((TILE_M, TILE_N), dtype=ct.float32)
     for k in range(steps):
-        xt = ct.load(x, index=(m, k), shape=(TILE_M, TILE_K), padding_mode=ZERO)
-        gate_w = ct.load(w, index=(k, n), shape=(TILE_K, TILE_N), order=(1, 0), padding_mode=ZERO)
-        gate = ct.mma(xt, gate_w, gate)
-        up_w = ct.load(w, index=(steps + k, n), shape=(TILE_K, TILE_N), order=(1, 0), padding_mode=ZERO)
-        up = ct.mma(xt, up_w, up)
+        xt = load_x(x, m, k, TILE_M, TILE_K, LATENCY)
+        gate = ct.mma(xt, load_w(w, k, n, TILE_K, TILE_N, LATENCY), gate)
+        up = ct.mma(xt, load_w(w, steps + k, n, TILE_K, TILE_N, LATENCY), up)
     if BIAS:
         gate_b = ct.load(bias, index=(n, 0), shape=(TILE_N, 1), padding_mode=ZERO, allow_tma=False)
         up_b = ct.load(bias, index=(n, 1), shape=(TILE_N, 1), padding_mode=ZERO, allow_tma=False)
@@ -179,7 +180,7 @@ def linear_prefill_split_swiglu_kernel(
 
 @ct.kernel
 def linear_prefill_xielu_kernel(
-    x, w, bias, coefficients, y, TILE_M: CI, TILE_N: CI, TILE_K: CI, GROUP: CI, BIAS: CI, PDL: CI
+    x, w, bias, coefficients, y, TILE_M: CI, TILE_N: CI, TILE_K: CI, GROUP: CI, LATENCY: CI, BIAS: CI, PDL: CI
 ):
     """y = xIELU(h), h = x W^T + bias: h > 0: p h^2 + b h; else n (exp(min(h, e)) - 1 - h) + b h.
 
@@ -191,7 +192,7 @@ def linear_prefill_xielu_kernel(
     if PDL:
         ct.grid_dependency_control_launch_dependents()
         ct.grid_dependency_control_wait()
-    acc, m, n = own_product(x, w, bias, TILE_M, TILE_N, TILE_K, GROUP, BIAS)
+    acc, m, n = own_product(x, w, bias, TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
     p = ct.load(coefficients, index=(0,), shape=(), allow_tma=False)
     slope = ct.load(coefficients, index=(1,), shape=(), allow_tma=False)
     b = ct.load(coefficients, index=(2,), shape=(), allow_tma=False)
@@ -285,11 +286,16 @@ def _check(op: str, x: Any, w: Any, bias: Any) -> tuple[int, int]:
 
 
 def _launch(
-    launcher: Launcher, kernel: Any, inputs: tuple[Any, Any], bias: Any, outputs: tuple[Any, ...], c: LinearPrefillConfig
+    launcher: Launcher,
+    kernel: Any,
+    inputs: tuple[Any, Any],
+    bias: Any,
+    outputs: tuple[Any, ...],
+    c: LinearPrefillConfig,
 ) -> None:
     """One launch; without a bias the weight stands in for it, unread."""
     x, w = inputs
     grid = -(-int(x.shape[0]) // c.tile_m) * -(-int(w.shape[0]) // c.tile_n)
-    constants = (c.tile_m, c.tile_n, c.tile_k, c.group, int(bias is not None), int(launcher.pdl))
+    constants = (c.tile_m, c.tile_n, c.tile_k, c.group, c.latency, int(bias is not None), int(launcher.pdl))
     args = (x, w, w if bias is None else bias, *outputs, *constants)
     launcher(with_hints(kernel, **c.hints), (grid, 1, 1), args)

@@ -35,8 +35,8 @@ from kernels.sampling_layout import (
     SETTINGS,
     STATE_WORDS,
     TEMPERATURE,
-    TOP_K,
     active_candidates,
+    advance,
     read,
 )
 
@@ -46,15 +46,20 @@ if TYPE_CHECKING:
 CI = ct.Constant[int]
 ZERO = ct.PaddingMode.ZERO
 NEG_INF = ct.PaddingMode.NEG_INF
-RANK_COLUMNS = 128  # (SUB, 128) compares at once: 64 registers a thread; 256 columns spill
+COMPARES = 8192  # elements of a tile of comparisons: 64 registers a thread; twice that spills
 
 
 @dataclass(frozen=True)
 class SampleConfig:
-    """chunk: ids per block of sample_adjust and sample_select; sub: ids per run; tail: ids per step of the search."""
+    """Sizes of the stages.
 
-    chunk: int = 1024
+    chunk: ids per block of sample_adjust and sample_select, at least CANDIDATES; sub: ids per run; own: ids per block of
+    sample_rank; tail: ids per step of the search beyond the sorted ids.
+    """
+
+    chunk: int = 512
     sub: int = 64
+    own: int = 8
     tail: int = 2048
 
 
@@ -63,6 +68,20 @@ class ArgmaxConfig:
     """chunk: ids per block of the first stage."""
 
     chunk: int = 1024
+
+
+@dataclass(frozen=True)
+class SampleOutputs:
+    """What a draw leaves: for the next step on the device, and for the host to read later.
+
+    sampled [1] int32: the id. length [1] int32: 1 is added. ids [R] int32 and logprobs [R] float32: the id and its
+    log-probability (natural log of the raw soft-max) at step % R, R a power of two. argmax leaves logprobs alone.
+    """
+
+    sampled: Any
+    length: Any
+    ids: Any
+    logprobs: Any
 
 
 @dataclass(frozen=True)
@@ -120,11 +139,11 @@ def argmax_chunk_kernel(logits, partial_values, partial_ids, CHUNK: CI, VOCAB: C
 
 
 @ct.kernel
-def argmax_merge_kernel(partial_values, partial_ids, sampled, PARTIALS: CI, PDL: CI):
-    """sampled[0] = the id whose partial value is largest, ties to the smaller id.
+def argmax_merge_kernel(partial_values, partial_ids, state, sampled, length, ids, PARTIALS: CI, PDL: CI):
+    """sampled[0] = ids[step % R] = the id whose partial value is largest, ties to the smaller id.
 
-    partial_values [n] float32, partial_ids [n] int32, n <= PARTIALS; sampled [1] int32.
-    Grid (1,).
+    partial_values [n] float32, partial_ids [n] int32, n <= PARTIALS; state [8] int32; sampled, length [1], ids [R] int32.
+    Grid (1,). Adds 1 to length and to the step.
     No arithmetic, so no rounding.
     Entries past n read as -inf and never win.
     """
@@ -132,15 +151,13 @@ def argmax_merge_kernel(partial_values, partial_ids, sampled, PARTIALS: CI, PDL:
         ct.grid_dependency_control_launch_dependents()
         ct.grid_dependency_control_wait()
     values = ct.load(partial_values, index=(0,), shape=(PARTIALS,), padding_mode=NEG_INF, allow_tma=False)
-    ids = ct.load(partial_ids, index=(0,), shape=(PARTIALS,), padding_mode=ZERO, allow_tma=False)
-    _, position = ct.reduce((values, ids), 0, first_max, (float("-inf"), 2**31 - 1))
-    ct.store(sampled, index=(0,), tile=position, allow_tma=False)
+    positions = ct.load(partial_ids, index=(0,), shape=(PARTIALS,), padding_mode=ZERO, allow_tma=False)
+    _, drawn = ct.reduce((values, positions), 0, first_max, (float("-inf"), 2**31 - 1))
+    advance(state, sampled, length, ids, drawn)
 
 
 @ct.kernel
-def sample_adjust_kernel(
-    logits, token_state, settings, adjusted, run_maxima, partials, CHUNK: CI, SUB: CI, PDL: CI
-):
+def sample_adjust_kernel(logits, token_state, settings, adjusted, run_maxima, partials, CHUNK: CI, SUB: CI, PDL: CI):
     """adjusted = (penalised logits) / temperature; maxima of runs of SUB; soft-max sums of raw and adjusted logits.
 
     logits [V] float32; token_state [V] int32 (sampling_layout); settings [8] float32; adjusted [chunks * CHUNK] float32;
@@ -211,37 +228,41 @@ def sample_select_kernel(
 
 @ct.kernel
 def sample_rank_kernel(
-    won_values, won_ids, run_maxima, settings, state, sorted_values, sorted_ids, SUB: CI, COLUMNS: CI, PDL: CI
+    won_values, won_ids, run_maxima, settings, state, sorted_values, sorted_ids, SUB: CI, OWN: CI, COLUMNS: CI, PDL: CI
 ):
     """sorted[r] = the id of rank r among the chosen runs' ids (larger value first, ties to the smaller id), r < k.
 
     won_values, won_ids [CANDIDATES * SUB]: of sample_select, flat; settings [8] float32; state [8] int32;
     sorted_values [CANDIDATES] float32; sorted_ids [CANDIDATES] int32. k as in sample_select.
-    Grid (CANDIDATES,): one block owns one chosen run; blocks from min(k, runs) on leave at once.
+    Grid (CANDIDATES * SUB / OWN,): one block owns OWN ids of one run. It leaves at once where its run was not chosen or
+    where all its ids are smaller than the smallest chosen maximum, so than k others: most blocks do.
     Compares only.
     Columns past the chosen runs are not compared; entries of `sorted` from k on are left as they were.
     """
-    row = ct.bid(0)
+    part = ct.bid(0)
     if PDL:
         ct.grid_dependency_control_launch_dependents()
         ct.grid_dependency_control_wait()
     active = active_candidates(settings, state)
     rows = ct.minimum(active, run_maxima.shape[0])
-    if row < rows:
-        own = ct.load(won_values, index=(row,), shape=(SUB,), check_bounds=False, allow_tma=False).reshape((SUB, 1))
-        own_id = ct.load(won_ids, index=(row,), shape=(SUB,), check_bounds=False, allow_tma=False).reshape((SUB, 1))
-        ahead = ct.zeros((SUB, COLUMNS), dtype=ct.int32)
-        for step in range(ct.cdiv(rows * SUB, COLUMNS)):
-            other = ct.load(won_values, index=(step,), shape=(COLUMNS,), check_bounds=False, allow_tma=False)
-            other = other.reshape((1, COLUMNS))
-            other_id = ct.load(won_ids, index=(step,), shape=(COLUMNS,), check_bounds=False, allow_tma=False)
-            other_id = other_id.reshape((1, COLUMNS))
-            column = (ct.arange(COLUMNS, dtype=ct.int32) + step * COLUMNS).reshape((1, COLUMNS))
-            before = (other > own) | ((other == own) & (other_id < own_id))
-            ahead = ahead + ct.where(before & (column < rows * SUB), 1, 0)
-        rank = ct.sum(ahead, axis=1, keepdims=True)
-        ct.scatter(sorted_values, (rank,), own, mask=rank < active)
-        ct.scatter(sorted_ids, (rank,), own_id, mask=rank < active)
+    if part * OWN < rows * SUB:
+        own = ct.load(won_values, index=(part,), shape=(OWN,), check_bounds=False, allow_tma=False).reshape((OWN, 1))
+        last = ct.load(won_values, index=(rows - 1,), shape=(SUB,), check_bounds=False, allow_tma=False)
+        if (ct.max(own) >= ct.max(last)) | (rows < active):
+            own_id = ct.load(won_ids, index=(part,), shape=(OWN,), check_bounds=False, allow_tma=False)
+            own_id = own_id.reshape((OWN, 1))
+            ahead = ct.zeros((OWN, COLUMNS), dtype=ct.int32)
+            for step in range(ct.cdiv(rows * SUB, COLUMNS)):
+                other = ct.load(won_values, index=(step,), shape=(COLUMNS,), check_bounds=False, allow_tma=False)
+                other = other.reshape((1, COLUMNS))
+                other_id = ct.load(won_ids, index=(step,), shape=(COLUMNS,), check_bounds=False, allow_tma=False)
+                other_id = other_id.reshape((1, COLUMNS))
+                column = (ct.arange(COLUMNS, dtype=ct.int32) + step * COLUMNS).reshape((1, COLUMNS))
+                before = (other > own) | ((other == own) & (other_id < own_id))
+                ahead = ahead + ct.where(before & (column < rows * SUB), 1, 0)
+            rank = ct.sum(ahead, axis=1, keepdims=True)
+            ct.scatter(sorted_values, (rank,), own, mask=rank < active)
+            ct.scatter(sorted_ids, (rank,), own_id, mask=rank < active)
 
 
 def argmax(
@@ -249,49 +270,53 @@ def argmax(
     logits: Any,
     partial_values: Any,
     partial_ids: Any,
-    sampled: Any,
+    state: Any,
+    outputs: SampleOutputs,
     *,
     vocab: int,
     config: ArgmaxConfig,
 ) -> None:
-    """sampled[0] = first id of the largest of logits[0, :vocab]; two launches.
+    """The first id of the largest of logits[0, :vocab] to `outputs`; two launches.
 
     Args:
         logits: [1, V'] float32, V' >= vocab.
         partial_values, partial_ids: [ceil(V' / chunk)] float32 and int32, workspace.
-        sampled: [1] int32.
+        state: [8] int32 (kernels/sampling_layout.py); the step is advanced, nothing else is read.
 
     Raises:
         ValueError, TypeError: shape, dtype or layout.
     """
-    check_array("argmax: logits", logits, (1, None), "float32")
+    check_array("argmax: logits", logits, (1, None), "float32", align=16)
     width = int(logits.shape[1])
     if not 1 <= vocab <= width:
         raise ValueError(f"argmax: vocab is {vocab}, logits have {width} columns")
     chunks = -(-width // config.chunk)
     check_array("argmax: partial_values", partial_values, (chunks,), "float32")
     check_array("argmax: partial_ids", partial_ids, (chunks,), "int32")
-    check_array("argmax: sampled", sampled, (1,), "int32")
+    _check_outputs("argmax", state, outputs)
     args = (logits.reshape(-1), partial_values, partial_ids, config.chunk, vocab, int(launcher.pdl))
     launcher(argmax_chunk_kernel, (chunks, 1, 1), args)
-    argmax_merge(launcher, partial_values, partial_ids, sampled)
+    argmax_merge(launcher, partial_values, partial_ids, state, outputs)
 
 
-def argmax_merge(launcher: Launcher, partial_values: Any, partial_ids: Any, sampled: Any) -> None:
+def argmax_merge(launcher: Launcher, partial_values: Any, partial_ids: Any, state: Any, outputs: SampleOutputs) -> None:
     """The second stage alone, for a producer that already left one (maximum, first id) per block.
 
     Args:
         partial_values, partial_ids: [n] float32 and int32, n <= 4096.
-        sampled: [1] int32.
+        state: [8] int32; the step is advanced.
+
+    Raises:
+        ValueError, TypeError: shape, dtype or layout.
     """
     check_array("argmax: partial_values", partial_values, (None,), "float32")
     count = int(partial_values.shape[0])
     check_array("argmax: partial_ids", partial_ids, (count,), "int32")
-    check_array("argmax: sampled", sampled, (1,), "int32")
     if count > 4096:
         raise ValueError(f"argmax: {count} partial maxima, at most 4096 fit one block")
-    width = max(128, 1 << (count - 1).bit_length())
-    launcher(argmax_merge_kernel, (1, 1, 1), (partial_values, partial_ids, sampled, width, int(launcher.pdl)))
+    _check_outputs("argmax", state, outputs)
+    args = (partial_values, partial_ids, state, outputs.sampled, outputs.length, outputs.ids)
+    launcher(argmax_merge_kernel, (1, 1, 1), (*args, _power_of_two(count), int(launcher.pdl)))
 
 
 def sample(
@@ -301,8 +326,7 @@ def sample(
     settings: Any,
     state: Any,
     workspace: SampleWorkspace,
-    sampled: Any,
-    logprob: Any,
+    outputs: SampleOutputs,
     *,
     config: SampleConfig,
 ) -> None:
@@ -314,30 +338,50 @@ def sample(
             sampled. The draw counts its own id.
         settings: [8] float32, state: [8] int32 (kernels/sampling_layout.py). state's step is advanced.
         workspace: arrays of `sample_workspace_shapes`.
-        sampled: [1] int32. logprob: [1] float32, natural log of the raw soft-max at that id.
 
     Raises:
         ValueError, TypeError: shape, dtype or layout.
     """
-    check_array("sample: logits", logits, (1, None), "float32")
+    check_array("sample: logits", logits, (1, None), "float32", align=16)
     vocab = int(logits.shape[1])
-    check_array("sample: token_state", token_state, (vocab,), "int32")
+    check_array("sample: token_state", token_state, (vocab,), "int32", align=16)
     check_array("sample: settings", settings, (SETTINGS,), "float32")
-    check_array("sample: state", state, (STATE_WORDS,), "int32")
-    check_array("sample: sampled", sampled, (1,), "int32")
-    check_array("sample: logprob", logprob, (1,), "float32")
+    _check_outputs("sample", state, outputs)
     for name, (shape, dtype) in sample_workspace_shapes(vocab, config).items():
-        check_array(f"sample: workspace.{name}", getattr(workspace, name), shape, dtype)
+        check_array(f"sample: workspace.{name}", getattr(workspace, name), shape, dtype, align=16)
     w, flat, pdl = workspace, logits.reshape(-1), int(launcher.pdl)
-    chunks = -(-vocab // config.chunk)
+    chunk, sub, own = config.chunk, config.sub, config.own
+    chunks = -(-vocab // chunk)
     args: tuple[Any, ...] = (flat, token_state, settings, w.adjusted, w.run_maxima, w.partials)
-    launcher(sample_adjust_kernel, (chunks, 1, 1), (*args, config.chunk, config.sub, pdl))
+    launcher(sample_adjust_kernel, (chunks, 1, 1), (*args, chunk, sub, pdl))
     args = (w.adjusted, w.run_maxima, settings, state, w.won_values, w.won_ids)
-    columns = 8192 * config.sub // config.chunk  # (runs, columns) compares at once: 64 registers a thread
-    launcher(sample_select_kernel, (chunks, 1, 1), (*args, config.chunk, config.sub, columns, pdl))
-    won = (w.won_values.reshape(-1), w.won_ids.reshape(-1))
-    args = (*won, w.run_maxima, settings, state, w.sorted_values, w.sorted_ids)
-    launcher(sample_rank_kernel, (CANDIDATES, 1, 1), (*args, config.sub, 8192 // config.sub, pdl))
+    launcher(sample_select_kernel, (chunks, 1, 1), (*args, chunk, sub, COMPARES * sub // chunk, pdl))
+    args = (
+        w.won_values.reshape(-1),
+        w.won_ids.reshape(-1),
+        w.run_maxima,
+        settings,
+        state,
+        w.sorted_values,
+        w.sorted_ids,
+    )
+    launcher(sample_rank_kernel, (CANDIDATES * sub // own, 1, 1), (*args, sub, own, COMPARES // own, pdl))
     args = (flat, w.adjusted, w.partials, w.sorted_values, w.sorted_ids, settings, state, token_state)
-    width = max(128, 1 << (chunks - 1).bit_length())
-    launcher(sample_draw_kernel, (1, 1, 1), (*args, sampled, logprob, width, config.sub, config.tail, pdl))
+    args += (outputs.sampled, outputs.length, outputs.ids, outputs.logprobs)
+    launcher(sample_draw_kernel, (1, 1, 1), (*args, _power_of_two(chunks), config.tail, pdl))
+
+
+def _check_outputs(op: str, state: Any, outputs: SampleOutputs) -> None:
+    check_array(f"{op}: state", state, (STATE_WORDS,), "int32")
+    check_array(f"{op}: sampled", outputs.sampled, (1,), "int32")
+    check_array(f"{op}: length", outputs.length, (1,), "int32")
+    check_array(f"{op}: ids", outputs.ids, (None,), "int32")
+    ring = int(outputs.ids.shape[0])
+    if ring & (ring - 1):
+        raise ValueError(f"{op}: ids has {ring} entries, expected a power of two")
+    check_array(f"{op}: logprobs", outputs.logprobs, (ring,), "float32")
+
+
+def _power_of_two(count: int) -> int:
+    """The tile that holds `count` elements, at least one a thread."""
+    return max(128, 1 << (count - 1).bit_length())

@@ -23,13 +23,15 @@ from kernels.sampling_layout import (
     TOP_K,
     TOP_P,
     active_candidates,
+    advance,
     read,
 )
 
 CI = ct.Constant[int]
 NEG_INF = ct.PaddingMode.NEG_INF
 ZERO = ct.PaddingMode.ZERO
-LOWEST = -88.0  # exp(x) is 0 in float32 from here on: ids below carry no mass
+LOG2_E = 1.4426950408889634
+LOWEST = -87.0  # exp(x) leaves float32's normal numbers: ids below carry no mass
 
 
 def philox(counter, key_low, key_high):
@@ -59,22 +61,29 @@ def order_key(value):
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
+def key_value(key):
+    """The float32 whose order_key is `key`."""
+    return ct.bitcast(key ^ ((key >> 31) & 0x7FFFFFFF), ct.float32)
+
+
 def weight(value, top, BY_COUNT: CI):
     """What an id adds to the running sum: its mass relative to the largest, or 1 when ids are counted."""
-    mass = ct.exp(value - top)
+    mass = ct.exp2((value - top) * LOG2_E, flush_to_zero=True)
     return ct.where(mass > 0.0, 1.0, 0.0) if BY_COUNT else mass
 
 
 def sums_from(adjusted, top, key_a, key_b, key_c, BY_COUNT: CI, TAIL: CI):
-    """Sums of weights of ids whose key is at least key_a, key_b, key_c."""
-    sums = (ct.zeros((TAIL,), dtype=ct.float32), ct.zeros((TAIL,), dtype=ct.float32), ct.zeros((TAIL,), dtype=ct.float32))
-    sum_a, sum_b, sum_c = sums
+    """Sums of weights of ids whose key is at least key_a, key_b, key_c. Issue-bound: 9 instructions an id."""
+    bound_a, bound_b, bound_c = key_value(key_a), key_value(key_b), key_value(key_c)
+    sum_a = ct.zeros((TAIL,), dtype=ct.float32)
+    sum_b = ct.zeros((TAIL,), dtype=ct.float32)
+    sum_c = ct.zeros((TAIL,), dtype=ct.float32)
     for step in range(ct.num_tiles(adjusted, axis=0, shape=(TAIL,))):
         value = ct.load(adjusted, index=(step,), shape=(TAIL,), padding_mode=NEG_INF)
-        key, mass = order_key(value), weight(value, top, BY_COUNT)
-        sum_a = sum_a + ct.where(key >= key_a, mass, 0.0)
-        sum_b = sum_b + ct.where(key >= key_b, mass, 0.0)
-        sum_c = sum_c + ct.where(key >= key_c, mass, 0.0)
+        mass = weight(value, top, BY_COUNT)
+        sum_a = sum_a + ct.where(value >= bound_a, mass, 0.0)
+        sum_b = sum_b + ct.where(value >= bound_b, mass, 0.0)
+        sum_c = sum_c + ct.where(value >= bound_c, mass, 0.0)
     return ct.sum(sum_a), ct.sum(sum_b), ct.sum(sum_c)
 
 
@@ -103,15 +112,10 @@ def element_reaching(adjusted, top, target, BY_COUNT: CI, TAIL: CI):
     return low, above, target
 
 
-def key_value(key):
-    """The float32 whose order_key is `key`."""
-    return ct.bitcast(key ^ ((key >> 31) & 0x7FFFFFFF), ct.float32)
-
-
 def mass_reaching(adjusted, top, target, TAIL: CI):
     """Mass of the smallest prefix whose mass reaches `target`."""
     key, above, reachable = element_reaching(adjusted, top, target, 0, TAIL)
-    each = ct.exp(key_value(key) - top)
+    each = weight(key_value(key), top, 0)
     return above + ct.maximum(ct.ceil((reachable - above) / each), 1.0) * each
 
 
@@ -119,7 +123,7 @@ def mass_of_first(adjusted, top, count, TAIL: CI):
     """Mass of the `count` largest ids."""
     key, above, reachable = element_reaching(adjusted, top, count.astype(ct.float32), 1, TAIL)
     mass, _, _ = sums_from(adjusted, top, key + 1, key + 1, key + 1, 0, TAIL)
-    return mass + (reachable - above) * ct.exp(key_value(key) - top)
+    return mass + (reachable - above) * weight(key_value(key), top, 0)
 
 
 def kept_mass(adjusted, top, whole, settings, state, TAIL: CI):
@@ -142,12 +146,13 @@ def kept_mass(adjusted, top, whole, settings, state, TAIL: CI):
 def tail_id(adjusted, top, target, TAIL: CI):
     """The id at which the running mass, in descending order, reaches `target`; equal values count by ascending id."""
     key, above, reachable = element_reaching(adjusted, top, target, 0, TAIL)
-    skip = ct.floor((reachable - above) / ct.exp(key_value(key) - top)).astype(ct.int32)
+    wanted = key_value(key)
+    skip = ct.floor((reachable - above) / weight(wanted, top, 0)).astype(ct.int32)
     passed = ct.zeros((), dtype=ct.int32)
     found = ct.zeros((), dtype=ct.int32)
     for step in range(ct.num_tiles(adjusted, axis=0, shape=(TAIL,))):
         value = ct.load(adjusted, index=(step,), shape=(TAIL,), padding_mode=NEG_INF)
-        tied = ct.where(order_key(value) == key, 1, 0)
+        tied = ct.where(value == wanted, 1, 0)
         here = ct.sum(tied)
         if here > 0:  # the last tied id stands where rounding asks for one more
             if passed <= skip:
@@ -160,14 +165,14 @@ def tail_id(adjusted, top, target, TAIL: CI):
 
 @ct.kernel
 def sample_draw_kernel(
-    logits, adjusted, partials, sorted_values, sorted_ids, settings, state, token_state, sampled, logprob,
-    PARTIALS: CI, SUB: CI, TAIL: CI, PDL: CI,
+    logits, adjusted, partials, sorted_values, sorted_ids, settings, state, token_state,
+    sampled, length, ids, logprobs, PARTIALS: CI, TAIL: CI, PDL: CI,
 ):  # fmt: skip
     """Draw one id: first whose running mass, in descending order, exceeds u * (mass of the kept prefix).
 
     logits, token_state [V]; adjusted [V'] float32; partials [4, chunks] float32; sorted_values, sorted_ids [CANDIDATES];
-    settings [8] float32; state [8] int32; sampled [1] int32; logprob [1] float32.
-    Grid (1,). Writes sampled, logprob, token_state[id] + 1 and the step + 1.
+    settings [8] float32; state [8] int32; sampled, length [1] int32; ids [R] int32, logprobs [R] float32.
+    Grid (1,). Writes sampled, ids and logprobs at step % R, and adds 1 to length, token_state[id] and the step.
     float32; masses relative to the largest probability; logprob = raw logit - log of the raw sum over the vocabulary.
     Partials past the last chunk read as -inf (maxima) and 0 (sums).
     """
@@ -177,7 +182,7 @@ def sample_draw_kernel(
     lane = ct.arange(CANDIDATES, dtype=ct.int32)
     active = active_candidates(settings, state)
     values = ct.load(sorted_values, index=(0,), shape=(CANDIDATES,), check_bounds=False, allow_tma=False)
-    ids = ct.load(sorted_ids, index=(0,), shape=(CANDIDATES,), check_bounds=False, allow_tma=False)
+    candidates = ct.load(sorted_ids, index=(0,), shape=(CANDIDATES,), check_bounds=False, allow_tma=False)
     top = read(sorted_values, 0)
     listed = ct.minimum(active, adjusted.shape[0])
     live = lane < listed
@@ -202,7 +207,7 @@ def sample_draw_kernel(
     target = uniform(state) * kept_sum
     index = ct.sum(ct.where(live & (running <= target), 1, 0))
     index = ct.where(inside, ct.minimum(index, kept - 1), index)
-    drawn = ct.sum(ct.where(lane == index, ids, 0))
+    drawn = ct.sum(ct.where(lane == index, candidates, 0))
     if index >= listed:
         drawn = tail_id(adjusted, top, target, TAIL)
     drawn = drawn.item()
@@ -211,7 +216,7 @@ def sample_draw_kernel(
     raw_sums = ct.load(partials, index=(3, 0), shape=(1, PARTIALS), padding_mode=ZERO, allow_tma=False)
     raw_top = ct.max(raw_maxima)
     raw_whole = ct.sum(ct.exp(raw_maxima - raw_top) * raw_sums)
-    ct.store(logprob, index=(0,), tile=read(logits, drawn) - raw_top - ct.log(raw_whole), allow_tma=False)
-    ct.store(sampled, index=(0,), tile=drawn, allow_tma=False)
+    own = read(logits, drawn) - raw_top - ct.log(raw_whole)
+    ct.store(logprobs, index=(read(state, STEP) & (logprobs.shape[0] - 1),), tile=own, allow_tma=False)
     ct.store(token_state, index=(drawn,), tile=read(token_state, drawn) + 1, allow_tma=False)
-    ct.store(state, index=(STEP,), tile=read(state, STEP) + 1, allow_tma=False)
+    advance(state, sampled, length, ids, drawn)

@@ -32,3 +32,12 @@ def active_candidates(settings, state):
     top_k = read(state, TOP_K)
     wanted = ct.where((top_k >= 1) & (top_k < CANDIDATES), top_k, CANDIDATES)
     return ct.where(read(settings, TEMPERATURE) > 0.0, wanted, 1).item()
+
+
+def advance(state, sampled, length, ids, drawn):
+    """Leave the drawn id for the next step and for the host, and count the step."""
+    step = read(state, STEP)
+    ct.store(sampled, index=(0,), tile=drawn, allow_tma=False)
+    ct.store(ids, index=(step & (ids.shape[0] - 1),), tile=drawn, allow_tma=False)
+    ct.store(length, index=(0,), tile=read(length, 0) + 1, allow_tma=False)
+    ct.store(state, index=(STEP,), tile=step + 1, allow_tma=False)

@@ -26,7 +26,7 @@ from cuda.tile.compilation import (
 from kernels.launch import address
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _ITEMSIZE = {"bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2, "int32": 4}
 _ITEMSIZE |= {"uint32": 4, "float32": 4, "int64": 8, "uint64": 8, "float64": 8, "float8_e4m3fn": 1, "float8_e5m2": 1}
@@ -193,6 +193,14 @@ class RecordingLauncher:
 
     def __call__(self, kernel: Any, grid: Sequence[int], args: Sequence[Any]) -> None:
         self.records.append(Recorded(kernel, tuple(grid), tuple(args)))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of a wrapper, for the catalogue. `model` is whose shape it is, "" for a shape of no one model."""
+
+    model: str
+    launch: Callable[[Any], None]
 
 
 # -- the signature the JIT would choose

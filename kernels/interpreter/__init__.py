@@ -9,7 +9,8 @@ Each fault raises InterpreterError naming kernel, block, source line, operation,
 - padding left undetermined, memory nothing wrote (`uninitialised`), a float cast to an integer that cannot hold it,
   or a shift by too many bits, where it reaches a store, an atomic, an index or a branch. Masking it with ct.where, or
   storing it out of bounds, is fine, as on a GPU
-- two blocks that write one element without atomics, or one that reads what another writes
+- two blocks that write one element without atomics; a block that reads what another writes, unless it masks the value
+  or multiplies it by an exact zero
 - arguments that share memory, where one is written
 - under PDL: a read of an earlier kernel's output or any store before the wait, a block that never waits
 - types the compiler refuses (a float32 tile stored into BF16, FP16 with BF16), integer division by zero

@@ -14,7 +14,7 @@ import numpy as np
 
 from kernels.interpreter.dtypes import BOOL, constant, constant_type, kind, promote
 from kernels.interpreter.errors import InterpreterError
-from kernels.interpreter.tile import Mask, Tile
+from kernels.interpreter.tile import UNKNOWN, Mask, Tile, flags
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +67,7 @@ def binary(name: str, x: Any, y: Any) -> Any:
             bad = _merge(name, x, y)
     elif x_is_tile or y_is_tile:
         known, value = (x, y) if x_is_tile else (y, x)
-        bad = known.bad
+        bad = known.bad if name != "mul" or known.bad is None or value != 0 else known.bad & UNKNOWN
         other = _operand(name, group, known.a.dtype, value)
         mine = known.a if other.dtype is known.a.dtype else known.a.astype(other.dtype)
         xa, ya = (mine, other) if x_is_tile else (other, mine)
@@ -80,7 +80,7 @@ def binary(name: str, x: Any, y: Any) -> Any:
     except ValueError:
         raise InterpreterError(f"{name}: shapes {xa.shape} and {ya.shape} are not broadcastable") from None
     if group == "s":
-        lost = (ya < 0) | (ya >= ya.dtype.itemsize * 8)
+        lost = np.asarray((ya < 0) | (ya >= ya.dtype.itemsize * 8)).view(np.uint8)
         bad = (lost if bad is None else bad | lost) if lost.any() else bad
     if bad is not None and bad.shape != out.shape:
         bad = np.broadcast_to(bad, out.shape)
@@ -122,13 +122,15 @@ def _check_operands(name: str, group: str, dtype: np.dtype) -> None:
 
 
 def _merge(name: str, x: Tile, y: Tile) -> Mask:
-    """Undetermined elements of the result; a known False decides an 'and', a known True an 'or'."""
-    none = np.False_
-    xb, yb = none if x.bad is None else x.bad, none if y.bad is None else y.bad
+    """Flags of the result. A known False decides an 'and', a known True an 'or', a known 0 a product with RACING."""
+    xb, yb = flags(x), flags(y)
     if name == "bitwise_and" and x.a.dtype == BOOL:
-        return (xb & (y.a | yb)) | (yb & (x.a | xb))
+        return np.where(y.a | (yb != 0), xb, 0) | np.where(x.a | (xb != 0), yb, 0)
     if name == "bitwise_or" and x.a.dtype == BOOL:
-        return (xb & (~y.a | yb)) | (yb & (~x.a | xb))
+        return np.where(~y.a | (yb != 0), xb, 0) | np.where(~x.a | (xb != 0), yb, 0)
+    if name == "mul":
+        zero_x, zero_y = (x.a == 0) & (xb == 0), (y.a == 0) & (yb == 0)
+        return np.where(zero_y, xb & UNKNOWN, xb) | np.where(zero_x, yb & UNKNOWN, yb)
     return xb | yb
 
 

@@ -9,7 +9,7 @@ import cuda.tile as ct
 import numpy as np
 
 from kernels.interpreter.errors import InterpreterError
-from kernels.interpreter.tile import Tile, as_tile
+from kernels.interpreter.tile import Tile, as_tile, touched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,8 +31,8 @@ _UPDATES: dict[str, tuple[Callable[[Any, Any], Any], tuple[str, ...]]] = {
 
 def _values(array: Array, what: str, value: Any, live: np.ndarray) -> np.ndarray:
     tile = array.castable(what, value)
-    if tile.bad is not None and (np.broadcast_to(tile.bad, live.shape) & live).any():
-        raise InterpreterError(f"{what} of {array!r} uses an undetermined value{array.launch.blame()}")
+    if touched(tile.bad, live):
+        raise InterpreterError(f"{what} of {array!r} uses {array.launch.blame(tile.bad)}")
     return np.broadcast_to(tile.a, live.shape)
 
 

@@ -63,18 +63,24 @@ class InterpreterLauncher:
             InterpreterError: the kernel broke a rule; memory then holds what had been written so far.
         """
         self.launches += 1
-        function = kernel._pyfunc  # noqa: SLF001
-        arrays: list[tuple[str, np.ndarray]] = []
-        launch = Launch(arrays, checks=self.checks, chain=self._chain)
-        values = _bind(kernel, args, launch, arrays)
-        blocks = list(np.ndindex(*reversed([*grid, 1, 1][:3])))  # x fastest
-        numbered = list(enumerate(block[::-1] for block in blocks))
+        dimensions = tuple([*grid, 1, 1][:3])
+        blocks = list(enumerate(block[::-1] for block in np.ndindex(*reversed(dimensions))))  # x fastest
         if self._random is not None:
-            self._random.shuffle(numbered)
-        mode = self._mode
-        mode.launch, mode.grid = launch, tuple([*grid, 1, 1][:3])
+            self._random.shuffle(blocks)
+        launch = self._run(kernel, args, dimensions, blocks)
+        if launch.has_races():
+            launch.undo()
+            launch = self._run(kernel, args, dimensions, blocks, first=launch)
+        launch.commit()
+
+    def _run(self, kernel: Any, args: Sequence[Any], grid: Any, blocks: Any, *, first: Launch | None = None) -> Launch:
+        arrays: list[tuple[str, np.ndarray]] = []
+        launch = Launch(arrays, checks=self.checks, chain=self._chain, first=first)
+        values = _bind(kernel, args, launch, arrays)
+        function, mode = kernel._pyfunc, self._mode  # noqa: SLF001
+        mode.launch, mode.grid = launch, grid
         with mode.as_current(), np.errstate(all="ignore"):
-            for number, block in numbered:
+            for number, block in blocks:
                 mode.block = block
                 launch.start(number)
                 try:
@@ -82,10 +88,7 @@ class InterpreterLauncher:
                     launch.end_block()
                 except Exception as error:
                     raise _located(error, function, block) from error
-        try:
-            launch.end()
-        except InterpreterError as error:
-            raise InterpreterError(f"{function.__name__}: {error}") from None
+        return launch
 
 
 def _bind(kernel: Any, args: Sequence[Any], launch: Launch, arrays: list[tuple[str, np.ndarray]]) -> list[Any]:

@@ -18,13 +18,13 @@ import numpy as np
 
 from kernels.interpreter.dtypes import TO_TILE, constant, constant_type, kind, storable
 from kernels.interpreter.errors import InterpreterError
-from kernels.interpreter.tile import Tile, as_tile, check_shape, index_of
+from kernels.interpreter.tile import UNKNOWN, Tile, as_tile, check_shape, flags, index_of, touched
 
 if TYPE_CHECKING:
     from kernels.interpreter.races import Launch
 
 _UNWRITTEN: dict[int, tuple[weakref.ref, np.ndarray]] = {}  # id of a root -> the root, True where nothing was written
-PAD, WEAK = ct.PaddingMode, ct.MemoryOrder.WEAK
+PAD, WEAK, RELAXED = ct.PaddingMode, ct.MemoryOrder.WEAK, ct.MemoryOrder.RELAXED
 PAD_VALUES = {PAD.ZERO: 0.0, PAD.NEG_ZERO: -0.0, PAD.NAN: np.nan, PAD.POS_INF: np.inf, PAD.NEG_INF: -np.inf}
 _ROW_MAJOR: dict[int, tuple[int, ...]] = {rank: tuple(range(rank)) for rank in range(9)}
 
@@ -173,6 +173,8 @@ class Array(ct.Array):
         ordering: Any = WEAK,
     ) -> Tile:
         shape = check_shape(shape, "load")
+        if not check_bounds and padding is not PAD.UNDETERMINED:
+            raise InterpreterError(f"load of {self!r}: tileiras 13.4 fails on {padding} beside check_bounds=False")
         order = axes_of(order, self.a.ndim)
         sides = shape or (1,) * self.a.ndim
         part, whole = self.window("load", index, sides, order, steps)
@@ -181,13 +183,14 @@ class Array(ct.Array):
         launch = self.launch
         bad = None
         if launch.checks:
-            if ordering is WEAK:
-                launch.reads(self, order, part)
-            else:
+            if ordering is not WEAK and ordering is not RELAXED:
                 launch.orders(self, self.positions(order, part), ordering)
+            launch.reads(self, order, part, atomic=ordering is not WEAK)
             if self.unwritten is not None:
                 holes = (self.unwritten if row_major else self.unwritten.transpose(order))[part]
-                bad = holes.copy() if holes.any() else None
+                bad = holes.astype(np.uint8) if holes.any() else None
+            if launch.racing:
+                bad = launch.add_racing(bad, self, order, part, atomic=ordering is not WEAK)
         if whole:
             data = source[part].copy()
         else:
@@ -213,8 +216,8 @@ class Array(ct.Array):
         data[core] = inside
         if bad is None and not (undetermined and self.launch.checks):
             return data, None
-        mask = np.full(sides, undetermined)
-        mask[core] = False if bad is None else bad
+        mask = np.full(sides, UNKNOWN if undetermined else 0, np.uint8)
+        mask[core] = 0 if bad is None else bad
         return data, mask
 
     def store_tile(
@@ -243,11 +246,9 @@ class Array(ct.Array):
             core = tuple(slice(0, p.stop - p.start) for p in part)
             data, bad = data[core], None if bad is None else bad[core]
         if bad is not None and bad.any():
-            raise InterpreterError(
-                f"store to {self!r} at {_text(part)} writes an undetermined value{self.launch.blame()}"
-            )
+            raise InterpreterError(f"store to {self!r} at {_text(part)} writes {self.launch.blame(bad)}")
         if self.launch.checks:
-            if ordering is not WEAK:
+            if ordering is not WEAK and ordering is not RELAXED:
                 self.launch.orders(self, self.positions(order, part), ordering)
             self.launch.writes(self, order, part, atomic=ordering is not WEAK)
             if self.unwritten is not None:
@@ -284,13 +285,13 @@ class Array(ct.Array):
         tiles = [as_tile(item) for item in items]
         use = None if mask is None else as_tile(mask)
         if use is not None and use.bad is not None and use.bad.any():
-            raise InterpreterError(f"{what} of {self!r}: its mask is undetermined{self.launch.blame()}")
+            raise InterpreterError(f"{what} of {self!r}: its mask is {self.launch.blame(use.bad)}")
         where = np.broadcast_arrays(*(tile.a for tile in tiles))
         live = np.ones(where[0].shape, bool) if use is None else np.broadcast_to(use.a, where[0].shape)
         inside = np.ones(where[0].shape, bool)
         for tile, position, side in zip(tiles, where, self.a.shape, strict=True):
-            if tile.bad is not None and (np.broadcast_to(tile.bad, live.shape) & live).any():
-                raise InterpreterError(f"{what} of {self!r}: an index is undetermined{self.launch.blame()}")
+            if touched(tile.bad, live):
+                raise InterpreterError(f"{what} of {self!r}: an index is {self.launch.blame(tile.bad)}")
             if kind(position.dtype) != 1:
                 raise InterpreterError(f"{what} of {self!r}: an index of type {position.dtype}")
             inside &= (position >= 0) & (position < side)
@@ -309,22 +310,28 @@ class Array(ct.Array):
         data[live] = self.a[taken]
         bad = None
         if self.launch.checks:
-            self.launch.reads(self, None, taken)
-            if self.unwritten is not None:
-                bad = np.zeros(live.shape, bool)
-                bad[live] = self.unwritten[taken]
-            if pad.bad is not None:
-                bad = (pad.bad & ~live) if bad is None else bad | (pad.bad & ~live)
+            bad = self._gathered_flags(taken, live, pad)
             if bad is not None and bad.any():
                 self.launch.suspects.add(f"gather of {self!r}")
         return Tile(data, bad)
+
+    def _gathered_flags(self, taken: Any, live: np.ndarray, pad: Tile) -> Any:
+        self.launch.reads(self, None, taken)
+        inside = None if self.unwritten is None else self.unwritten[taken].astype(np.uint8)
+        if self.launch.racing:
+            inside = self.launch.add_racing(inside, self, None, taken)
+        if inside is None and pad.bad is None:
+            return None
+        bad = np.where(live, 0, np.broadcast_to(flags(pad), live.shape)).astype(np.uint8)
+        bad[live] = 0 if inside is None else inside
+        return bad
 
     def scatter(self, indices: Any, value: Any, mask: Any, check_bounds: bool) -> None:
         where, live = self.elements("scatter", indices, mask, check_bounds)
         tile = self.castable("scatter", value)
         taken = tuple(position[live] for position in where)
-        if tile.bad is not None and np.broadcast_to(tile.bad, live.shape)[live].any():
-            raise InterpreterError(f"scatter to {self!r} writes an undetermined value{self.launch.blame()}")
+        if touched(tile.bad, live):
+            raise InterpreterError(f"scatter to {self!r} writes {self.launch.blame(tile.bad)}")
         if self.launch.checks:
             flat = np.ravel_multi_index(taken, self.a.shape) if taken else np.zeros(1, int)
             if len(np.unique(flat)) != len(flat):

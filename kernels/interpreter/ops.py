@@ -16,7 +16,7 @@ import numpy as np
 from kernels.interpreter.arithmetic import BINARY, binary
 from kernels.interpreter.dtypes import BOOL, FLOAT32, constant, constant_type, kind, numpy_dtype, promote
 from kernels.interpreter.errors import InterpreterError
-from kernels.interpreter.tile import Tile, as_tile, check_shape
+from kernels.interpreter.tile import RACING, UNKNOWN, Tile, as_tile, check_shape, flags
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,8 +58,8 @@ def astile(value: Any, /, *, dtype: Any) -> Tile:
         return as_tile(value).cast(want)
     parts = [astile(item, dtype=dtype) for item in value]
     check_shape((len(parts),), "astile")
-    bads = [np.zeros(p.a.shape, bool) if p.bad is None else p.bad for p in parts]
-    return Tile(np.stack([p.a for p in parts]), np.stack(bads) if any(p.bad is not None for p in parts) else None)
+    known = all(part.bad is None for part in parts)
+    return Tile(np.stack([part.a for part in parts]), None if known else np.stack([flags(part) for part in parts]))
 
 
 def astype(x: Any, dtype: Any, /, *, rounding_mode: Any = None) -> Tile:
@@ -127,10 +127,10 @@ def where(cond: Any, x: Any, y: Any, /) -> Tile:
         out = np.where(pick, xa, ya)
     except ValueError:
         raise InterpreterError(f"where: shapes {pick.shape}, {xa.shape}, {ya.shape} are not broadcastable") from None
-    xb, yb = getattr(x, "bad", None), getattr(y, "bad", None)
+    xb, yb = (side.bad if isinstance(side, Tile) else None for side in (x, y))
     if cond.bad is None and xb is None and yb is None:
         return Tile(out)
-    bad = np.where(pick, False if xb is None else xb, False if yb is None else yb)
+    bad = np.where(pick, np.uint8(0) if xb is None else xb, np.uint8(0) if yb is None else yb)
     if cond.bad is not None:
         bad = bad | cond.bad
     return Tile(out, np.broadcast_to(bad, out.shape))
@@ -186,7 +186,7 @@ def cat(tiles: Any, /, axis: int) -> Tile:
     check_shape(out.shape, "cat")
     if x.bad is None and y.bad is None:
         return Tile(out)
-    return Tile(out, np.concatenate([np.zeros(t.a.shape, bool) if t.bad is None else t.bad for t in (x, y)], axis))
+    return Tile(out, np.concatenate((flags(x), flags(y)), axis))
 
 
 def broadcast_to(x: Any, /, shape: Any) -> Tile:
@@ -233,9 +233,13 @@ def _product(xa: np.ndarray, ya: np.ndarray, dtype: np.dtype) -> np.ndarray:
 def _product_bad(x: Tile, y: Tile, shape: tuple[int, ...]) -> Any:
     if x.bad is None and y.bad is None:
         return None
-    rows = np.False_ if x.bad is None else x.bad.any(-1)[..., :, None]
-    columns = np.False_ if y.bad is None else y.bad.any(-2)[..., None, :]
-    return np.broadcast_to(rows | columns, shape)
+    xb: Any = flags(x)
+    yb: Any = flags(y)
+    unknown = (xb & UNKNOWN).any(-1)[..., :, None] | (yb & UNKNOWN).any(-2)[..., None, :]
+    # a racing element counts where it does not meet a known zero
+    meets = np.matmul((xb & RACING).astype(np.float32), ((y.a != 0) | (yb != 0)).astype(np.float32))
+    meets += np.matmul(((x.a != 0) | (xb != 0)).astype(np.float32), (yb & RACING).astype(np.float32))
+    return np.broadcast_to(unknown * UNKNOWN | (meets > 0) * RACING, shape)
 
 
 def matmul(x: Tile, y: Tile, /) -> Tile:
@@ -260,7 +264,7 @@ def _print(*args: Any, sep: str = " ", end: str = "\n") -> None:
 def assert_(cond: Any, /, message: str | None = None) -> None:
     tile = as_tile(cond)
     if tile.bad is not None and tile.bad.any():
-        raise InterpreterError("an assertion reads an undetermined value")
+        raise InterpreterError("an assertion reads an undetermined or racing value")
     if not np.all(tile.a):
         raise InterpreterError(f"assertion failed{': ' + message if message else ''}")
 

@@ -4,6 +4,10 @@ Blocks run one after the other, but a race is found whatever the order: writes a
 in a log that is compared with that map when the launch ends. An atomic with acquire and release ordering makes the
 writes of the blocks that released before visible, so that "the last block to arrive merges" is no race.
 
+Reading what another block writes is no fault as long as nothing comes of it: decode attention loads a whole page while
+another block writes the newest row of it, and masks that row. So a launch with such reads is undone and run again with
+those elements flagged RACING (see `tile`), and fails only if one reaches a result.
+
 Under programmatic dependent launch a kernel may start before the ones before it have finished. `Chain` keeps what
 those kernels wrote; reading it before grid_dependency_control_wait is an error, and so are a store before the wait
 and a block that ends without having waited.
@@ -19,6 +23,7 @@ import numpy as np
 
 from kernels.interpreter.errors import InterpreterError
 from kernels.interpreter.memory import address, map_view, root_of
+from kernels.interpreter.tile import RACING, UNKNOWN
 
 if TYPE_CHECKING:
     from kernels.interpreter.memory import Array
@@ -55,7 +60,14 @@ class Chain:
 class Launch:
     """Bookkeeping of one launch: who wrote and read what, and what made a value undetermined."""
 
-    def __init__(self, arguments: list[tuple[str, np.ndarray]], *, checks: bool, chain: Chain | None) -> None:
+    def __init__(
+        self,
+        arguments: list[tuple[str, np.ndarray]],
+        *,
+        checks: bool,
+        chain: Chain | None,
+        first: Launch | None = None,
+    ) -> None:
         self.checks = checks
         self.chain = chain
         self.arguments = arguments
@@ -63,27 +75,35 @@ class Launch:
         self.waited = False
         self.suspects: set[str] = set()
         self._writers: dict[int, np.ndarray] = {}
-        self._reads: list[tuple[Array, Any, Any, int, frozenset[int]]] = []
+        self._reads: list[tuple[Array, Any, Any, int, frozenset[int], bool]] = []
         self._stores: list[tuple[Array, Any, Any]] = []
         self._visible: dict[int, frozenset[int]] = {}
         self._released: dict[tuple[int, int], frozenset[int]] = {}
         self._alias_checked: set[str] = set()
+        self._undo: list[tuple[np.ndarray, Any, np.ndarray]] = []
+        self.first = first
+        self.racing = {} if first is None else first.racing_writers
+        self.racing_writers: dict[int, np.ndarray] = {}
+        self.race: str = "" if first is None else first.race
 
     def start(self, number: int) -> None:
         self.number = number
         self.waited = False
         self.suspects.clear()
 
-    def blame(self) -> str:
+    def blame(self, bad: Any) -> str:
+        """What is wrong with a value, and where it may come from."""
+        if not (bad & UNKNOWN).any():
+            return f"a value that depends on a race: {self.race}"
         if not self.suspects:
-            return " (a conversion to an integer that cannot hold the value, or a shift by too many bits)"
-        return f" (it may come from the {'; or the '.join(sorted(self.suspects)[:3])})"
+            return "an undetermined value (a cast to an integer that cannot hold it, or a shift by too many bits)"
+        return f"an undetermined value (it may come from the {'; or the '.join(sorted(self.suspects)[:3])})"
 
     # -- called by every access
 
-    def reads(self, array: Array, order: Any, part: Any) -> None:
+    def reads(self, array: Array, order: Any, part: Any, *, atomic: bool = False) -> None:
         visible = self._visible.get(self.number, NOBODY)
-        self._reads.append((array, order, part, self.number, visible))
+        self._reads.append((array, order, part, self.number, visible, atomic))
         if self.chain is not None and not self.waited and self.chain.wrote(array, order, part):
             raise InterpreterError(
                 f"load of {array!r} before grid_dependency_control_wait, but an earlier kernel of the chain writes it"
@@ -111,6 +131,26 @@ class Launch:
             if rivals:
                 raise InterpreterError(f"store to {array!r}: block number {min(rivals)} wrote the same element")
         view[part] = mine
+        if self.first is None:
+            self._undo.append((view_of(array.a, order), part, view_of(array.a, order)[part].copy()))
+            if array.unwritten is not None:
+                holes = view_of(array.unwritten, order)
+                self._undo.append((holes, part, holes[part].copy()))
+
+    def add_racing(self, bad: Any, array: Array, order: Any, part: Any, *, atomic: bool = False) -> Any:
+        """`bad` with the flag of elements that other blocks write, where this block does not see them ordered."""
+        writers = self.racing.get(id(array.root))
+        if writers is None or self.first is None:
+            return bad
+        seen = view_of(array.over(writers), order)[part]
+        if atomic:
+            seen = np.where(seen < ATOMIC, seen, 0)
+        flag = np.zeros(seen.shape, np.uint8)
+        for other in self.first.unordered(seen, self.number, self._visible.get(self.number, NOBODY)):
+            flag[seen & ~ATOMIC == other + 1] = RACING
+        if not flag.any():
+            return bad
+        return flag if bad is None else bad | flag
 
     def orders(self, array: Array, where: Any, order: Any) -> None:
         """An atomic at `where`: publish this block's writes, and see those of blocks that published before."""
@@ -136,21 +176,36 @@ class Launch:
         if self.chain is not None and not self.waited:
             raise InterpreterError("a block of a dependent launch ends without grid_dependency_control_wait")
 
-    def end(self) -> None:
-        for array, order, part, block, visible in self._reads:
-            writers = self._writers.get(id(array.root))
-            if writers is None:
+    def unordered(self, writers: np.ndarray, block: int, visible: frozenset[int]) -> list[int]:
+        """Blocks among `writers` that neither happened before the read by `block`, nor after it."""
+        found = np.unique(writers[(writers != 0) & (writers & ~ATOMIC != block + 1)])
+        numbers = {int(other & ~ATOMIC) - 1 for other in found} - visible
+        return sorted(n for n in numbers if block not in self._visible.get(n, NOBODY))
+
+    def has_races(self) -> bool:
+        """Compare reads with writes; `race` tells the first read of what another block writes without an order."""
+        for array, order, part, block, visible, atomic in self._reads if self._writers else ():
+            key = id(array.root)
+            writers = self._writers.get(key)
+            if writers is None or key in self.racing_writers:
                 continue
             seen = view_of(array.over(writers), order)[part]
-            if not seen.any():
-                continue
-            others = np.unique(seen[(seen != 0) & (seen & ~ATOMIC != block + 1)])
-            for other in others:
-                writer = int(other & ~ATOMIC) - 1
-                if writer not in visible and block not in self._visible.get(writer, NOBODY):
-                    raise InterpreterError(
-                        f"load of {array!r} in block number {block} races with block number {writer}, which writes it"
-                    )
+            if atomic:  # two atomic accesses never race
+                seen = np.where(seen < ATOMIC, seen, 0)
+            rivals = self.unordered(seen, block, visible) if seen.any() else []
+            if rivals:
+                self.racing_writers[key] = writers
+                text = f"load of {array!r} in block number {block} races with block number {rivals[0]}, which writes it"
+                self.race = self.race or text
+        return bool(self.racing_writers)
+
+    def undo(self) -> None:
+        """Memory as it was before the launch."""
+        for target, part, before in reversed(self._undo):
+            target[part] = before
+
+    def commit(self) -> None:
+        """The launch stands: later kernels of the chain must wait for it."""
         if self.chain is not None:
             for array, order, part in self._stores:
                 self.chain.add(array, order, part)

@@ -11,10 +11,13 @@ import numpy as np
 
 from kernels.interpreter.dtypes import BOOL, kind
 from kernels.interpreter.errors import InterpreterError
-from kernels.interpreter.tile import Tile, as_tile, check_shape
+from kernels.interpreter.tile import Tile, as_tile, check_shape, flags
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+_ANY: Any = np.bitwise_or.reduce  # flags of a reduced element: those of all it was made of
 
 
 def _axes(axis: Any, rank: int) -> tuple[int, ...]:
@@ -43,7 +46,7 @@ def _simple(name: str, function: Callable[..., Any], nan_function: Callable[...,
         combine = nan_function if propagate_nan and nan_function is not None else function
         extra = {"dtype": data.dtype} if combine in (np.add.reduce, np.multiply.reduce) else {}
         out = combine(data, axis=axes, keepdims=keepdims, **extra)
-        return Tile(out, None if x.bad is None else x.bad.any(axis=axes, keepdims=keepdims))
+        return Tile(out, None if x.bad is None else _ANY(x.bad, axis=axes, keepdims=keepdims))
 
     return operation
 
@@ -57,7 +60,7 @@ def _arg(name: str, sign: int) -> Any:
         if data.dtype == BOOL:
             data = data.astype(np.int32)
         position = _first(data, along, sign, propagate_nan).astype(np.int32)
-        lost = None if bad is None else bad.any(axis=along)
+        lost = None if bad is None else _ANY(bad, axis=along)
         if keepdims:
             shape = (1,) * x.a.ndim if axis is None else (*data.shape[:along], 1, *data.shape[along + 1 :])
             return Tile(position.reshape(shape), None if lost is None else lost.reshape(shape))
@@ -90,7 +93,7 @@ def _cumulative(function: Callable[..., Any]) -> Any:
         if reverse:
             data, bad = np.flip(data, along), None if bad is None else np.flip(bad, along)
         out = function(data, axis=along, dtype=data.dtype)
-        bad = None if bad is None else np.logical_or.accumulate(bad, axis=along)
+        bad = None if bad is None else np.bitwise_or.accumulate(bad, axis=along)
         return Tile(np.flip(out, along), None if bad is None else np.flip(bad, along)) if reverse else Tile(out, bad)
 
     return operation
@@ -154,8 +157,7 @@ def scan(x: Any, /, axis: int, func: Any, identity: Any, *, reverse: bool = Fals
 def _joined(head: Tile, tail: Tile, axis: int) -> Tile:
     bad = None
     if head.bad is not None or tail.bad is not None:
-        parts = [np.zeros(t.a.shape, bool) if t.bad is None else t.bad for t in (head, tail)]
-        bad = np.concatenate(parts, axis)
+        bad = np.concatenate((flags(head), flags(tail)), axis)
     return Tile(np.concatenate((head.a, tail.a), axis), bad)
 
 

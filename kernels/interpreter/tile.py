@@ -1,9 +1,13 @@
 """A tile of the interpreter: a NumPy array and a mask of undetermined elements. Its operators are in `arithmetic`.
 
-`bad` marks elements that came from undetermined padding, from memory nothing wrote, from a float that its integer type
-cannot hold, or from a shift by more bits than there are. It travels with the arithmetic and raises only where the value
-would matter: in a store, an atomic, an index or a branch. So a kernel may load a ragged edge, as long as it masks it
+`bad` holds one byte an element, of two flags. They travel with the arithmetic and raise only where the value would
+matter: in a store, an atomic, an index or a branch. So a kernel may load a ragged edge, as long as it masks it
 (ct.where) or stores it out of bounds, exactly as on a GPU.
+
+    UNKNOWN   undetermined padding, memory nothing wrote, a float that its integer type cannot hold, a shift by more
+              bits than there are: any bits, so 0 times it may be NaN
+    RACING    read while another block of the launch writes it: the old value or the new one. Both are numbers, so 0
+              times it is 0, and a kernel may multiply it by an exact zero, in a product too
 """
 
 from __future__ import annotations
@@ -18,7 +22,8 @@ from kernels.interpreter.dtypes import BOOL, TO_TILE, constant, constant_dtype, 
 from kernels.interpreter.errors import InterpreterError
 
 _CHECKED: set[tuple[int, ...]] = {()}
-Mask = Any  # np.ndarray of bool with the tile's shape, or None
+Mask = Any  # np.ndarray of flags with the tile's shape, or None
+UNKNOWN, RACING = np.uint8(1), np.uint8(2)
 
 
 def check_shape(shape: Any, what: str = "tile") -> tuple[int, ...]:
@@ -49,8 +54,18 @@ def index_of(item: Any) -> int:
     return operator.index(item)
 
 
+def touched(bad: Mask, live: np.ndarray) -> bool:
+    """Whether an element that takes part is flagged."""
+    return bad is not None and bool(np.broadcast_to(bad, live.shape)[live].any())
+
+
+def flags(tile: Tile) -> np.ndarray:
+    """The tile's mask, zeros where it has none."""
+    return np.zeros(tile.a.shape, np.uint8) if tile.bad is None else tile.bad
+
+
 class Tile(ct.Tile):
-    """An immutable value. `a` is the data, `bad` the mask of undetermined elements (None: every element is sound)."""
+    """An immutable value. `a` is the data, `bad` the flags of its elements (None: every element is sound)."""
 
     __slots__ = ("a", "bad")
     __hash__ = None  # type: ignore[assignment]
@@ -80,7 +95,9 @@ class Tile(ct.Tile):
         if self.a.shape != ():
             raise InterpreterError(f"{what} needs a 0-d tile, got shape {self.a.shape}")
         if self.bad is not None and self.bad.any():
-            raise InterpreterError(f"{what} reads an undetermined value")
+            if self.bad & UNKNOWN:
+                raise InterpreterError(f"{what} reads an undetermined value")
+            raise InterpreterError(f"{what} reads a value that races with another block's store")
         return self.a
 
     def __bool__(self) -> bool:
@@ -142,8 +159,8 @@ class Tile(ct.Tile):
         out[where] = value.a.reshape(shape)
         if self.bad is None and value.bad is None:
             return Tile(out)
-        bad = np.zeros(out.shape, bool) if self.bad is None else self.bad.copy()
-        bad[where] = False if value.bad is None else value.bad.reshape(shape)
+        bad = flags(self).copy()
+        bad[where] = flags(value).reshape(shape)
         return Tile(out, bad)
 
     def _subtile(self, index: Any, shape: tuple[int, ...], what: str) -> tuple[tuple[slice, ...], tuple[int, ...]]:
@@ -180,7 +197,7 @@ class Tile(ct.Tile):
         if kind(dtype) == 1 and kind(self.a.dtype) == 2:
             low, high = integer_range(dtype)
             whole = np.trunc(self.a)
-            lost = ~((whole >= low) & (whole < high))
+            lost = (~((whole >= low) & (whole < high))).view(np.uint8)
             if lost.any():
                 bad = lost if bad is None else bad | lost
         return Tile(self.a.astype(dtype), bad)

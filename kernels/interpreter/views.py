@@ -10,7 +10,7 @@ import numpy as np
 from kernels.interpreter.dtypes import kind
 from kernels.interpreter.errors import InterpreterError
 from kernels.interpreter.memory import PAD, PAD_VALUES, Array, garbage
-from kernels.interpreter.tile import Tile, check_shape
+from kernels.interpreter.tile import Tile, check_shape, flags
 
 if TYPE_CHECKING:
     import cuda.tile as ct
@@ -108,8 +108,7 @@ def load_advanced(array: Array, indices: Any, padding_mode: Any) -> Tile:
     if padding_mode is PAD.UNDETERMINED and not inside.all() and array.launch.checks:
         array.launch.suspects.add(f"advanced load of {array!r}")
         tile.a[~inside] = garbage(array.a.dtype)
-        bad = ~inside if tile.bad is None else tile.bad | ~inside
-        return Tile(tile.a, bad)
+        return Tile(tile.a, flags(tile) | (~inside).view(np.uint8))
     return tile
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated, Any
 
 import cuda.tile as ct
@@ -176,6 +177,12 @@ def test_hints_name_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
         compile_one(scale(97), "sm_86", report=False)
     assert caught.value.hint is None
     monkeypatch.setenv("CUDA_HOME", "/opt/cuda-12")
+    found = dataclasses.replace(_compile._find_compiler_bin(), pass_cuda_home_var=False)
+    monkeypatch.setattr("kernels.compile._find_compiler_bin", lambda: found)  # a compiler that never sees CUDA_HOME
+    with pytest.raises(CompileError) as caught:
+        compile_one(scale(97), "sm_86", report=False)
+    assert caught.value.hint is None
+    found = dataclasses.replace(found, pass_cuda_home_var=True)
     with pytest.raises(CompileError) as caught:
         compile_one(scale(97), "sm_86", report=False)
     assert "unset CUDA_HOME: it names /opt/cuda-12" in str(caught.value.hint)

@@ -35,7 +35,9 @@ def philox_uniform(seed: int, step: int) -> float:
     return (c[0] >> 8) / 2**24
 
 
-def penalised(logits: np.ndarray, s: Settings, in_prompt: np.ndarray, counts: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+def penalised(
+    logits: np.ndarray, s: Settings, in_prompt: np.ndarray, counts: np.ndarray, allowed: np.ndarray
+) -> np.ndarray:
     """logits [V] float64 after masks and penalties; in_prompt, allowed [V] bool, counts [V] of the output ids."""
     x = logits.astype(np.float64)
     seen = in_prompt | (counts > 0)
