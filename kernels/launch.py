@@ -73,12 +73,10 @@ def with_hints(kernel: Any, **hints: int) -> Any:
 
 def address(array: Any) -> int:
     """Where an array starts: in device memory (CuPy), host memory (NumPy) or within its allocation (ArraySpec)."""
-    data: Any = getattr(array, "data", None)
-    if hasattr(data, "ptr"):
-        return int(data.ptr)
-    if hasattr(array, "__array_interface__"):
+    if hasattr(array, "__array_interface__"):  # first: NumPy's `data` refuses types it has no buffer format for
         return int(array.__array_interface__["data"][0])
-    return int(array.offset)
+    data: Any = getattr(array, "data", None)
+    return int(data.ptr) if hasattr(data, "ptr") else int(array.offset)
 
 
 def check_array(what: str, array: Any, shape: tuple[int | None, ...], *dtypes: str, align: int = 1) -> None:

@@ -47,7 +47,6 @@ def buffer_specs(model: ModelDefinition, arch: str, context: int, chunk: int, ha
         # prefill
         "token_ids": ((rows,), "int32"),
         "start": ((1,), "int32"),  # position of the chunk's first token
-        "last_row": ((1,), "int32"),  # of the chunk: where the next token's logits come from
         "rows_residual": ((rows, s.hidden_size), "float32"),  # [T, D]
         "rows_normed": ((rows, s.hidden_size), half),  # [T, D]
         "rows_qkv": ((rows, qkv), half),  # [T, (H + 2K)·d]
@@ -64,7 +63,6 @@ def buffer_specs(model: ModelDefinition, arch: str, context: int, chunk: int, ha
         # output
         "logits": ((1, vocab), "float32"),
         "sampled": ((1,), "int32"),
-        "logprob": ((1,), "float32"),
         "ring": ((2, RING), "int32"),  # ids, and the bits of their log-probabilities, at step % RING
         "token_state": ((vocab,), "int32"),
         "settings": ((8,), "float32"),

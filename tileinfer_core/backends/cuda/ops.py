@@ -1,181 +1,171 @@
-"""DRAFT adapter on provisional kernels."""
+"""The plan's vocabulary: one method per kernel call, with the arrays and configurations that the wrappers want.
+
+Everything the engine knows of `kernels` by name is here. A method with "rows" in its name takes T tokens of a prefill
+chunk, one with "row" the one token of a decode step, whose arrays are the named buffers (buffers.py):
+
+    residual  float32, the stream         scaled  residual · the next norm's weight, in half precision
+    o_sums, down_sums                     partial sums of residual², by the product that wrote the stream last
+
+The norm is folded into the products: a product writes `scaled` and its sums, the next one divides by the root of them.
+"""
 
 from __future__ import annotations
-from typing import Any
-from kernels import _draft as dr
-from kernels import sampling as smp
-from kernels.linear_prefill import LinearPrefillConfig, linear_prefill, linear_prefill_residual, linear_prefill_swiglu
 
-MAX_GROUP = 8
-SIZE_STEP = 8
+from typing import TYPE_CHECKING, Any
+
+from kernels import configs
+from kernels.attention_prefill import AttentionPrefillConfig, attention_prefill
+from kernels.embedding import embedding, embedding_decode
+from kernels.linear import linear, linear_norm, linear_residual, linear_swiglu, square_slots
+from kernels.linear_prefill import (
+    LinearPrefillConfig,
+    linear_prefill,
+    linear_prefill_residual,
+    linear_prefill_swiglu,
+)
+from kernels.norm import rms_norm
+from kernels.rope import qk_norm_rope_kv
+from kernels.sampling import SampleConfig, SampleOutputs, SampleWorkspace, sample, sample_workspace_shapes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kernels.specs import Recorded, RecordingLauncher
+    from tileinfer_core.backends.cuda.device import Array
+    from tileinfer_core.models.decoder import ModelDefinition
+    from tileinfer_core.models.structure import LayerStructure
+
+    Buffers = Mapping[str, Array]
+
+MAX_GROUP = 8  # query heads of a key/value head: the columns of one matrix product
+SIZE_STEP = 8  # elements of a 16-byte load
+SAMPLE = SampleConfig()
+_SAMPLE_ARRAYS = ("adjusted", "run_maxima", "partials", "won_values", "won_ids", "sorted_values", "sorted_ids")
 
 
-def p2(n):
-    return 1 << (n - 1).bit_length()
-
-
-def workspace_specs(model, arch, context):
-    specs = {
-        f"sample_{k}": v for k, v in smp.sample_workspace_shapes(model.config.vocab_size, smp.SampleConfig()).items()
-    }
-    specs["square_sums"] = ((16,), "float32")
+def workspace_specs(model: ModelDefinition, arch: str, context: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    """What the kernels need for themselves: name -> shape and dtype. Names that end in _sums must start as zeros."""
+    s = model.structure
+    shapes = sample_workspace_shapes(model.config.vocab_size, SAMPLE)
+    specs = {f"sample_{name}": spec for name, spec in shapes.items()}
+    specs["o_sums"] = ((1, square_slots(arch, s.hidden_size, s.q_size)), "float32")
+    specs["down_sums"] = ((1, square_slots(arch, s.hidden_size, s.intermediate_size)), "float32")
     return specs
 
 
-def bucket_pages(pages, max_pages):
+def bucket_pages(pages: int, max_pages: int) -> int:
     return max_pages
 
 
+def as_row(array: Array) -> Array:
+    """[N] -> [1, N], as the one-token kernels take norms and biases."""
+    return None if array is None else array.reshape(1, -1)
+
+
 class Ops:
-    def __init__(self, launcher, structure):
-        self.l, self.s = launcher, structure
+    """Calls wrappers on a RecordingLauncher; `records` is the plan."""
+
+    def __init__(self, launcher: RecordingLauncher, structure: LayerStructure) -> None:
+        self._launcher = launcher
+        self._s = structure
+        self._heads: dict[str, Any] = {"kv_heads": structure.num_key_value_heads, "head_dim": structure.head_dim}
 
     @property
-    def records(self):
-        return self.l.records
+    def records(self) -> list[Recorded]:
+        return self._launcher.records
 
-    @property
-    def pdl(self):
-        return int(self.l.pdl)
+    # -- a prefill chunk of T tokens
 
-    def embed_rows(self, ids, table, x):
-        self.l(dr.embed_k, (x.shape[0], 1, 1), (ids, table, x, p2(x.shape[1]), self.pdl))
+    def embed_rows(self, ids: Array, table: Array, x: Array) -> None:
+        """x [T, D] float32."""
+        embedding(self._launcher, ids, table, x)
 
-    def norm_rows(self, x, g, y):
-        self.l(dr.norm_k, (x.shape[0], 1, 1), (x, g, y, p2(x.shape[1]), x.shape[1], self.s.rms_norm_eps, self.pdl))
+    def norm_rows(self, x: Array, gain: Array, y: Array) -> None:
+        """y [T, D] half = RMSNorm(x)."""
+        rms_norm(self._launcher, x, as_row(gain), y, eps=self._s.rms_norm_eps)
 
-    def linear_rows(self, x, w, bias, y):
-        linear_prefill(self.l, x, w, y, config=LinearPrefillConfig(), bias=bias)
+    def linear_rows(self, x: Array, w: Array, bias: Array, y: Array) -> None:
+        """y [T, N] half."""
+        linear_prefill(self._launcher, x, w, y, config=self._product("linear_prefill", x, w), bias=bias)
 
-    def add_linear_rows(self, x, w, bias, res):
-        linear_prefill_residual(self.l, x, w, res, config=LinearPrefillConfig(), bias=bias)
+    def add_linear_rows(self, x: Array, w: Array, bias: Array, stream: Array) -> None:
+        """stream [T, N] float32 += x · wᵀ."""
+        config = self._product("linear_prefill_residual", x, w)
+        linear_prefill_residual(self._launcher, x, w, stream, config=config, bias=bias)
 
-    def swiglu_rows(self, x, w, bias, y):
-        linear_prefill_swiglu(self.l, x, w, y, config=LinearPrefillConfig(), bias=bias)
+    def swiglu_rows(self, x: Array, w: Array, bias: Array, y: Array) -> None:
+        """y [T, F] half."""
+        linear_prefill_swiglu(self._launcher, x, w, y, config=self._product("linear_prefill_swiglu", x, w), bias=bias)
 
-    def rope_rows(self, qkv, qn, kn, cos, sin, start, table, k, v, q):
-        s = self.s
-        H, K = s.num_attention_heads, s.num_key_value_heads
-        self.l(
-            dr.rope_k,
-            (qkv.shape[0], H + 2 * K, 1),
-            (
-                qkv,
-                qn if s.qk_norm else cos,
-                kn if s.qk_norm else cos,
-                cos,
-                sin,
-                start,
-                table,
-                k,
-                v,
-                q,
-                H,
-                K,
-                s.head_dim,
-                s.rms_norm_eps,
-                int(s.qk_norm),
-                self.pdl,
-            ),
-        )
+    def _product(self, family: str, x: Array, w: Array) -> LinearPrefillConfig:
+        (rows, k), n = x.shape, w.shape[0]
+        try:
+            return LinearPrefillConfig(**configs.config(family, self._launcher.arch, rows=rows, n=n, k=k))
+        except KeyError:
+            return LinearPrefillConfig()
 
-    def attend_rows(self, q, k, v, table, start, out):
-        s = self.s
-        H, K = s.num_attention_heads, s.num_key_value_heads
-        self.l(dr.att_k, (q.shape[0], H, 1), (q, k, v, table, start, out, K, H // K, s.head_dim, self.pdl))
+    def rope_rows(self, qkv: Array, norms: tuple[Array, Array], b: Buffers, pages: tuple[Array, ...], q: Array) -> None:
+        """Rotated queries to q [T, H·d], keys and values to the pages (k, v, block table)."""
+        k, v, table = pages
+        q_norm, k_norm = map(as_row, norms)
+        place = (b["cos"], b["sin"], b["start"], table)
+        eps = self._s.rms_norm_eps
+        qk_norm_rope_kv(self._launcher, qkv, q_norm, k_norm, *place, q, k, v, **self._heads, eps=eps)
 
-    def scale_row(self, row, rows, g, b):
-        self.l(
-            dr.embed1_k,
-            (1, 1, 1),
-            (row, rows, g, b["residual"], b["scaled"], b["square_sums"], p2(rows.shape[1]), self.pdl),
-        )
+    def attend_rows(self, q: Array, pages: tuple[Array, ...], start: Array, out: Array) -> None:
+        """out [T, H·d]."""
+        k, v, table = pages
+        config = AttentionPrefillConfig()
+        attention_prefill(self._launcher, q, k, v, table, start, out, config=config, **self._heads)
 
-    embed_row = scale_row
+    # -- one token
 
-    def _lin(self, w, x, bias, b, y, swiglu=0):
-        self.l(
-            dr.lin_k,
-            (-(-w.shape[0] // 8), 1, 1),
-            (
-                w,
-                x,
-                bias if bias is not None else w,
-                b["square_sums"],
-                y,
-                64,
-                w.shape[1],
-                self.s.rms_norm_eps,
-                1,
-                int(bias is not None),
-                swiglu,
-                self.pdl,
-            ),
-        )
+    def head_row(self, gain: Array, w: Array, b: Buffers) -> None:
+        """The logits from `residual`, without folding: prefill leaves no sums."""
+        self.norm_rows(b["residual"], gain, b["scaled"])
+        linear(self._launcher, b["scaled"], w, b["logits"])
 
-    def linear_row(self, w, bias, b):
-        self._lin(w, b["scaled"], bias, b, b["qkv"])
+    def embed_row(self, table: Array, gain: Array, b: Buffers) -> None:
+        args = (b["sampled"], table, as_row(gain), b["residual"], b["scaled"], b["down_sums"])
+        embedding_decode(self._launcher, *args)
 
-    def swiglu_row(self, w, bias, b):
-        self._lin(w, b["scaled"], bias, b, b["act"], 1)
+    def qkv_row(self, w: Array, bias: Array, b: Buffers) -> None:
+        self._normed(linear_norm, w, b["down_sums"], b["qkv"], b, bias=as_row(bias))
 
-    def logits_row(self, w, b):
-        self._lin(w, b["scaled"], None, b, b["logits"])
+    def swiglu_row(self, w: Array, b: Buffers) -> None:
+        self._normed(linear_swiglu, w, b["o_sums"], b["act"], b)
 
-    def attend_row(self, qn, kn, k, v, table, bucket, b):
-        self.l(dr.step_start_k, (1, 1, 1), (b["length"], b["start"], self.pdl))
+    def logits_row(self, w: Array, b: Buffers) -> None:
+        self._normed(linear_norm, w, b["down_sums"], b["logits"], b)
+
+    def _normed(self, op: Any, w: Array, sums: Array, y: Array, b: Buffers, **more: Any) -> None:
+        op(self._launcher, b["scaled"], sums, w, y, eps=self._s.rms_norm_eps, **more)
+
+    def o_row(self, w: Array, bias: Array, gain: Array, b: Buffers) -> None:
+        self._add(b["attention"], w, bias, gain, b["o_sums"], b)
+
+    def down_row(self, w: Array, bias: Array, gain: Array, b: Buffers) -> None:
+        self._add(b["act"], w, bias, gain, b["down_sums"], b)
+
+    def _add(self, x: Array, w: Array, bias: Array, gain: Array, sums: Array, b: Buffers) -> None:
+        """residual += x · wᵀ, and what the next norm needs."""
+        into = (b["residual"], as_row(gain), b["scaled"], sums)
+        linear_residual(self._launcher, x, w, *into, bias=as_row(bias))
+
+    def attend_row(self, norms: tuple[Array, Array], pages: tuple[Array, ...], bucket: int, b: Buffers) -> None:
+        from kernels import _draft as dr
+        self._launcher(dr.step_start_k, (1, 1, 1), (b["length"], b["start"], int(self._launcher.pdl)))
         q = b["rows_q"][:1]
-        self.rope_rows(b["qkv"], qn, kn, b["cos"], b["sin"], b["start"], table, k, v, q)
-        self.attend_rows(q, k, v, table, b["start"], b["attention"])
+        s = self._s
+        k, v, table = pages
+        H, K = s.num_attention_heads, s.num_key_value_heads
+        self._launcher(dr.rope_k, (1, H + 2*K, 1), (b["qkv"], norms[0] if s.qk_norm else b["cos"], norms[1] if s.qk_norm else b["cos"], b["cos"], b["sin"], b["start"], table, k, v, q, H, K, s.head_dim, s.rms_norm_eps, int(s.qk_norm), int(self._launcher.pdl)))
+        self._launcher(dr.att_k, (1, s.num_attention_heads, 1), (q, k, v, table, b["start"], b["attention"], s.num_key_value_heads, s.num_attention_heads // s.num_key_value_heads, s.head_dim, int(self._launcher.pdl)))
 
-    def add_linear_row(self, w, bias, x, g, b):
-        self.l(
-            dr.res_k,
-            (1, 1, 1),
-            (
-                w,
-                x,
-                bias if bias is not None else w,
-                b["residual"],
-                g,
-                b["scaled"],
-                b["square_sums"],
-                p2(w.shape[0]),
-                64,
-                int(bias is not None),
-                self.pdl,
-            ),
-        )
-
-    def sample(self, b):
-        ws = smp.SampleWorkspace(
-            **{
-                k: b[f"sample_{k}"]
-                for k in ("adjusted", "run_maxima", "partials", "won_values", "won_ids", "sorted_values", "sorted_ids")
-            }
-        )
-        smp.sample(
-            self.l,
-            b["logits"],
-            b["token_state"],
-            b["settings"],
-            b["state"],
-            ws,
-            b["sampled"],
-            b["logprob"],
-            config=smp.SampleConfig(),
-        )
-        self.l(
-            dr.advance_k,
-            (1, 1, 1),
-            (
-                b["sampled"],
-                b["logprob"],
-                b["state"],
-                b["length"],
-                b["ring"][0],
-                b["ring"][1].view("float32"),
-                b["ring"].shape[1],
-                self.pdl,
-            ),
-        )
+    def sample(self, b: Buffers) -> None:
+        """An id from the logits by the settings on the device; greedy is temperature 0, in the same launches."""
+        workspace = SampleWorkspace(**{name: b[f"sample_{name}"] for name in _SAMPLE_ARRAYS})
+        ring = b["ring"]
+        outputs = SampleOutputs(b["sampled"], b["length"], ring[0], ring[1].view("float32"))
+        args = (b["logits"], b["token_state"], b["settings"], b["state"])
+        sample(self._launcher, *args, workspace, outputs, config=SAMPLE)

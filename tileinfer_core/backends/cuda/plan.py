@@ -1,7 +1,7 @@
 """The launches of each kind of step, as data: what a model declares of itself in, lists of kernel calls out.
 
     prefill(rows)   a chunk of `rows` tokens (padded) through all layers; its keys and values into the pages
-    head            the logits after one row of the last chunk
+    head            the logits after the token whose stream is in `residual`
     sample          one id from the logits; moves length, step and the ring of ids on
     decode(bucket)  embed the sampled id, all layers, logits, sample: a whole step without the host
     all_logits      the logits after every row of a block, for evaluation
@@ -35,6 +35,8 @@ def refuse_unsupported(structure: LayerStructure) -> None:
     group = structure.num_attention_heads // structure.num_key_value_heads
     if group > ops.MAX_GROUP:
         raise _unsupported(f"{group} query heads per key/value head", f"up to {ops.MAX_GROUP}")
+    if structure.mlp_bias:
+        raise _unsupported("biases in the feed-forward products", "models without mlp_bias")
     for name, size in (("hidden_size", structure.hidden_size), ("intermediate_size", structure.intermediate_size)):
         if size % ops.SIZE_STEP:
             raise _unsupported(f"{name} {size}", f"multiples of {ops.SIZE_STEP}")
@@ -68,6 +70,9 @@ class Plans:
         self._arch = arch
         self._pdl = pdl
 
+    def _pages(self, index: int) -> tuple[Array, Array, Array]:
+        return self._pool.k[index], self._pool.v[index], self._table
+
     def _ops(self) -> ops.Ops:
         return ops.Ops(RecordingLauncher(self._arch, pdl=self._pdl), self._structure)
 
@@ -85,11 +90,11 @@ class Plans:
         b, rows = self._b, x.shape[0]
         normed, qkv, q = b["rows_normed"][:rows], b["rows_qkv"][:rows], b["rows_q"][:rows]
         attention, act = b["rows_attention"][:rows], b["rows_act"][:rows]
-        k, v = self._pool.k[index], self._pool.v[index]
+        pages = self._pages(index)
         o.norm_rows(x, w.input_norm, normed)
         o.linear_rows(normed, w.qkv, w.qkv_bias, qkv)
-        o.rope_rows(qkv, w.q_norm, w.k_norm, b["cos"], b["sin"], b["start"], self._table, k, v, q)
-        o.attend_rows(q, k, v, self._table, b["start"], attention)
+        o.rope_rows(qkv, (w.q_norm, w.k_norm), b, pages, q)
+        o.attend_rows(q, pages, b["start"], attention)
         o.add_linear_rows(attention, w.o, w.o_bias, x)
         o.norm_rows(x, w.post_norm, normed)
         o.swiglu_rows(normed, w.gate_up, w.gate_up_bias, act)
@@ -107,8 +112,7 @@ class Plans:
 
     def head(self) -> list[Recorded]:
         o, b, w = self._ops(), self._b, self._weights
-        o.scale_row(b["last_row"], b["rows_residual"], w.norm, b)
-        o.logits_row(w.lm_head, b)
+        o.head_row(w.norm, w.lm_head, b)
         return o.records
 
     def sample(self) -> list[Recorded]:
@@ -120,14 +124,13 @@ class Plans:
         """One step for a sequence of at most `bucket` pages."""
         o, b, w = self._ops(), self._b, self._weights
         norms = [layer.input_norm for layer in w.layers[1:]] + [w.norm]
-        o.embed_row(b["sampled"], w.embedding, w.layers[0].input_norm, b)
+        o.embed_row(w.embedding, w.layers[0].input_norm, b)
         for index, (layer, next_norm) in enumerate(zip(w.layers, norms, strict=True)):
-            k, v = self._pool.k[index], self._pool.v[index]
-            o.linear_row(layer.qkv, layer.qkv_bias, b)
-            o.attend_row(layer.q_norm, layer.k_norm, k, v, self._table, bucket, b)
-            o.add_linear_row(layer.o, layer.o_bias, b["attention"], layer.post_norm, b)
-            o.swiglu_row(layer.gate_up, layer.gate_up_bias, b)
-            o.add_linear_row(layer.down, layer.down_bias, b["act"], next_norm, b)
+            o.qkv_row(layer.qkv, layer.qkv_bias, b)
+            o.attend_row((layer.q_norm, layer.k_norm), self._pages(index), bucket, b)
+            o.o_row(layer.o, layer.o_bias, layer.post_norm, b)
+            o.swiglu_row(layer.gate_up, b)
+            o.down_row(layer.down, layer.down_bias, next_norm, b)
         o.logits_row(w.lm_head, b)
         o.sample(b)
         return o.records

@@ -73,7 +73,7 @@ class CudaRunner:
         self._sampling = SamplingState(device, self.buffers, self._vocab)
         self._chunks = _ChunkInputs(device, self.buffers)
         self._eval_logits: Array | None = None
-        self._waiting: tuple[KvCache, int] | None = None  # whose last row is in the buffers, at which length
+        self._waiting: tuple[KvCache, int, int] | None = None  # whose last chunk it was, length then, its last row
 
     def new_cache(self, max_tokens: int) -> KvCache:
         return KvCache(SequencePages(self.pool), min(max_tokens, self.context_limit))
@@ -101,7 +101,7 @@ class CudaRunner:
         self.graphs.launch(("prefill", rows), lambda: self.plans.prefill(rows), after=CAPTURE_AFTER)
         event = self.device.event()
         cache.commit(token_ids)
-        self._waiting = (cache, cache.length)
+        self._waiting = (cache, cache.length, len(token_ids) - 1)
         return event
 
     def logits(self, cache: KvCache, token_ids: Sequence[int]) -> Float32Array:
@@ -129,12 +129,13 @@ class CudaRunner:
         self, cache: KvCache, params: SamplingParams, valid_ids: BoolArray | None, prompt_tokens: int
     ) -> Generator[Sampled, None, None]:
         assert self._waiting is not None  # noqa: S101 - prefill comes first
-        owner, length = self._waiting
+        owner, length, row = self._waiting
         assert owner is cache and length == cache.length  # noqa: S101, PT018 - and nothing in between
         self._waiting = None
         self._table.update(cache.block_table)
         first = cache.length - prompt_tokens
         self._sampling.begin(params, valid_ids, cache.token_ids, prompt_tokens)
+        self.device.copy(self.buffers["residual"], self.buffers["rows_residual"][row : row + 1])
         self.graphs.launch("head", self.plans.head)
         self.graphs.launch("sample", self.plans.sample)
         pending = self._sampling.fetch(first)
@@ -189,7 +190,7 @@ class _ChunkInputs:
         self._buffers = buffers
         rows = buffers["token_ids"].shape[0]
         self._ids = [device.pinned((rows,), "int32") for _ in range(2)]
-        self._places = [device.pinned((2,), "int32") for _ in range(2)]
+        self._starts = [device.pinned((1,), "int32") for _ in range(2)]
         self._busy: list[Event | None] = [None, None]
         self._turn = 0
 
@@ -199,11 +200,10 @@ class _ChunkInputs:
         if busy is not None:
             busy.wait()
         count, rows = len(token_ids), buf.padded_rows(len(token_ids))
-        ids, places = self._ids[turn], self._places[turn]
+        ids = self._ids[turn]
         ids[:count] = token_ids
         ids[count:rows] = 0
-        places[:] = start, count - 1
+        self._starts[turn][0] = start
         self._device.copy_in(self._buffers["token_ids"][:rows], ids[:rows])
-        self._device.copy_in(self._buffers["start"], places[:1])
-        self._device.copy_in(self._buffers["last_row"], places[1:])
+        self._device.copy_in(self._buffers["start"], self._starts[turn])
         self._busy[turn] = self._device.event()
