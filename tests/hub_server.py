@@ -88,6 +88,7 @@ class HubServer:
 def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # or each answer waits 40 ms for an acknowledgement
 
         def log_message(self, *_: Any) -> None:
             pass

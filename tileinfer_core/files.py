@@ -116,11 +116,12 @@ def free_bytes(path: Path) -> int:
         return shutil.disk_usage(path).free
 
 
-def folder_bytes(path: Path) -> int:
-    """The size of all files below `path`; links count as what they point to, broken ones as nothing."""
+def folder_bytes(path: Path, *, follow: bool = True) -> int:
+    """The size of all files below `path`. Links count as what they point to, or as nothing with follow=False."""
     total = 0
     for root, _, names in os.walk(path):
         for name in names:
+            file = Path(root) / name
             with contextlib.suppress(OSError):
-                total += (Path(root) / name).stat().st_size
+                total += file.stat().st_size if follow or not file.is_symlink() else 0
     return total

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub import HfApi, get_session, hf_hub_url
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
-from tileinfer_core import demo
+from tileinfer_core import demo, hub_cache
 from tileinfer_core.aliases import DEMO, is_hub_id
 from tileinfer_core.download import fault, fetch, incomplete_path
 from tileinfer_core.errors import (
@@ -31,6 +31,7 @@ from tileinfer_core.errors import (
 )
 from tileinfer_core.files import PARTIAL, disk_errors, free_bytes, publish, write_atomic
 from tileinfer_core.hub_errors import HubErrors, endpoint
+from tileinfer_core.jsonfile import parse_json_object
 from tileinfer_core.manifest import Manifest, record_of
 from tileinfer_core.progress import OnProgress, ProgressEvent, silent
 from tileinfer_core.pull_plan import PullFile, PullPlan, exclusive
@@ -73,12 +74,14 @@ def plan_pull(store: Store, reference: str, *, force: bool = False, on_progress:
     with HubErrors(store, model):
         info = HfApi(endpoint=endpoint()).model_info(model, timeout=TIMEOUT, files_metadata=True)
         revision = info.sha or "main"
-        offered = {s.rfilename: s for s in info.siblings or () if "/" not in s.rfilename}
+        offered = {s.rfilename: s for s in info.siblings or () if _is_plain(s.rfilename)}
         config, names = _select(model, revision, set(offered))
     files = tuple(_pull_file(model, offered[name]) for name in names)
     target = store.folder_of(model)
     if not force:
-        files = tuple(_with_what_is_here(files, target, on_progress))
+        cached = hub_cache.snapshot(store.cache, model)
+        places = [_partial(target), target, *([cached[0]] if cached else [])]
+        files = tuple(_with_what_is_here(files, places, on_progress))
     in_place = _is_published(target, files)
     missing = sum(file.bytes - file.have for file in files)
     return PullPlan(
@@ -144,6 +147,11 @@ def _select(model: str, revision: str, offered: set[str]) -> tuple[Mapping[str, 
     )
 
 
+def _is_plain(name: str) -> bool:
+    """A file of the top folder with an ordinary name: what a server says must not decide where bytes are written."""
+    return name.isprintable() and not name.startswith(".") and not set(name) & set('/\\:*?"<>|')
+
+
 def _remote_json(model: str, revision: str, name: str) -> dict[str, Any]:
     """A small JSON file, read into memory."""
     url = hf_hub_url(model, name, revision=revision, endpoint=endpoint())
@@ -155,13 +163,7 @@ def _remote_json(model: str, revision: str, name: str) -> dict[str, Any]:
             raw += piece
             if len(raw) > _MAX_JSON:
                 raise DamagedModelError(f"{url}: larger than {_MAX_JSON:,} bytes")
-    try:
-        data = json.loads(bytes(raw))
-    except (ValueError, RecursionError) as error:
-        raise DamagedModelError(f"{url}: not JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise DamagedModelError(f"{url}: not a JSON object")
-    return data
+    return parse_json_object(bytes(raw), url)
 
 
 def _pull_file(model: str, sibling: Any) -> PullFile:
@@ -174,23 +176,25 @@ def _pull_file(model: str, sibling: Any) -> PullFile:
 # Comparing with what is here
 
 
-def _with_what_is_here(files: tuple[PullFile, ...], target: Path, on_progress: OnProgress) -> Iterator[PullFile]:
+def _with_what_is_here(files: tuple[PullFile, ...], places: list[Path], on_progress: OnProgress) -> Iterator[PullFile]:
     done, total = 0, sum(file.bytes for file in files)
+    something = any(place.exists() for place in places)
     for file in files:
-        with disk_errors(target):
-            yield _as_here(file, target)
+        with disk_errors(places[0]):
+            yield _as_here(file, places)
         done += file.bytes
-        if target.exists():
+        if something:
             on_progress(ProgressEvent("check the files here", done, total, "bytes"))
 
 
-def _as_here(file: PullFile, target: Path) -> PullFile:
-    """`file` with what is here of it: a whole copy, finished or from an interrupted pull, or its beginning."""
-    for folder in (_partial(target), target):
+def _as_here(file: PullFile, places: list[Path]) -> PullFile:
+    """`file` with what is here of it: a whole copy (of an interrupted pull, the finished model, or the Hugging Face
+    cache), or the beginning of one."""
+    for folder in places:
         path = folder / file.path
         if path.is_file() and fault(path, file) is None:
             return replace(file, have=file.bytes, copy=path)
-    part = incomplete_path(_partial(target), file)
+    part = incomplete_path(places[0], file)
     return replace(file, have=min(part.stat().st_size, file.bytes)) if part.is_file() else file
 
 
@@ -251,10 +255,10 @@ def _discard(partial: Path, file: PullFile) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Take over a good file of the older version; a second name costs no room and leaves that version usable."""
+    """Take over a good file that is here; a second name costs no room and leaves the place it came from usable."""
     with disk_errors(target):
         try:
-            os.link(source, target)
+            os.link(source.resolve(), target)  # resolved, because the Hugging Face cache has links to its blobs
         except OSError:
             shutil.copyfile(source, target)
 

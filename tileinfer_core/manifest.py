@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tileinfer_core.errors import DamagedModelError
 from tileinfer_core.files import sha256_of, write_atomic
+from tileinfer_core.jsonfile import read_json_object
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,12 +43,9 @@ class Manifest:
     def load(cls, folder: Path) -> Manifest | None:
         """None when the folder has no manifest; DamagedModelError when it has one that can't be trusted."""
         path = folder / MANIFEST_NAME
-        try:
-            data = json.loads(path.read_bytes())
-        except FileNotFoundError:
+        if not path.exists():
             return None
-        except (OSError, ValueError, RecursionError) as error:
-            raise DamagedModelError(f"{path}: not a readable manifest: {error}", hint=_AGAIN) from None
+        data = read_json_object(path)
         match data:
             case {"format": 1, "name": str(name), "source": dict(source), "complete": True, "files": dict(files)}:
                 records = {path_: _record(path, entry) for path_, entry in files.items()}

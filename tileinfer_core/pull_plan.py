@@ -78,26 +78,35 @@ class PullPlan:
             )
 
 
+def lock_path(target: Path) -> Path:
+    return target.with_name(target.name + ".lock")
+
+
 @contextlib.contextmanager
-def exclusive(target: Path, name: str) -> Iterator[None]:
-    """Hold the lock of one model. The system releases it when the process ends, however it ends."""
+def exclusive(target: Path, name: str, *, wait: bool = False) -> Iterator[None]:
+    """Hold the lock of one model. The system releases it when the process ends, however it ends.
+
+    Raises:
+        TileinferError: another process holds it, and this one was not asked to wait.
+    """
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        file = target.with_name(target.name + ".lock").open("a+b")
+        file = lock_path(target).open("a+b")
     with file:
         try:
-            _lock(file)
+            _lock(file, wait=wait)
         except OSError:
-            raise TileinferError(f"another process is pulling {name} right now", hint="wait for it to end") from None
+            raise TileinferError(f"another process is working on {name} right now", hint="wait for it to end") from None
         yield
 
 
-def _lock(file: IO[bytes]) -> None:
+def _lock(file: IO[bytes], *, wait: bool) -> None:
     if os.name == "nt":
         import msvcrt  # noqa: PLC0415 - exists on Windows only
 
-        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
+        mode = msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK  # type: ignore[attr-defined,unused-ignore]
+        msvcrt.locking(file.fileno(), mode, 1)  # type: ignore[attr-defined,unused-ignore]
     else:
         import fcntl  # noqa: PLC0415 - exists on POSIX only
 
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -22,6 +23,7 @@ from tileinfer_core.errors import DamagedModelError, ModelError, ModelNotFoundEr
 from tileinfer_core.files import PARTIAL, disk_errors, folder_bytes, remove_tree
 from tileinfer_core.manifest import MANIFEST_NAME, Manifest
 from tileinfer_core.progress import OnProgress, silent
+from tileinfer_core.pull_plan import exclusive, lock_path
 from tileinfer_core.verify import verify_folder
 from tileinfer_core.weights import weight_files
 
@@ -108,17 +110,20 @@ class Store:
             return self._local(path, model, on_progress)
         if model == DEMO or is_hub_id(model):
             return self._pulled(model)
-        if (folder := Path(model)).is_dir():
-            raise DamagedModelError(f"{folder}: no config.json, so this is not a model folder")
+        if len(model) < 256 and Path(model).is_dir():
+            raise DamagedModelError(f"{model}: no config.json, so this is not a model folder")
         raise self.not_found(reference)
 
     def not_found(self, reference: str) -> ModelNotFoundError:
-        near = nearest(reference, self.known_names())
-        hint = f"did you mean {' or '.join(near)}?" if near else "`tileinfer list` shows the models on this disk"
-        if is_hub_id(self.canonical(reference)):
-            hint = f"fetch it: tileinfer pull {reference}" + (
-                f" (or did you mean {' or '.join(near)}?)" if near else ""
-            )
+        model = self.canonical(reference)
+        known = {name for name in self.known_names() if self.canonical(name) != model}
+        near = f"did you mean {' or '.join(names)}?" if (names := nearest(reference, known)) else None
+        if model == DEMO or lookup(reference, self.aliases):
+            hint = f"fetch it: tileinfer pull {reference}"
+        elif is_hub_id(model):
+            hint = f"fetch it: tileinfer pull {reference}" + (f" ({near})" if near else "")
+        else:
+            hint = near or "`tileinfer list` shows the models on this disk"
         return ModelNotFoundError(f"no model named {_shown(reference)} on this disk", hint=hint)
 
     def _pulled(self, model: str) -> ModelFolder:
@@ -141,12 +146,11 @@ class Store:
         raise self.not_found(model)
 
     def _local(self, path: Path, name: str, on_progress: OnProgress) -> ModelFolder:
-        if path.suffix.lower() == ".gguf" and path.is_file():
+        found = _file_or_folder(path, name)
+        if found == "file" and path.suffix.lower() == ".gguf":
             return self._converted(path, name, on_progress)
-        if path.is_file():
+        if found == "file":
             raise UsageError(f"{_shown(name)} is a file; expected a model folder or a .gguf file")
-        if not path.is_dir():
-            raise ModelNotFoundError(f"no file or folder named {_shown(name)}")
         if not (path / "config.json").is_file():
             raise DamagedModelError(f"{path}: no config.json, so this is not a model folder")
         weight_files(path)  # says which file is missing, if one is
@@ -156,22 +160,27 @@ class Store:
 
     def _converted(self, gguf: Path, name: str, on_progress: OnProgress) -> ModelFolder:
         """The converted copy of a .gguf file. Path, size and time make the key: hashing 5 GB each start takes 5 s."""
-        stat = gguf.stat()
-        source = {"kind": "gguf", "path": str(gguf.absolute()), "bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+        status = gguf.stat()
+        source = {"kind": "gguf", "path": str(gguf.absolute()), "bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
         key = hashlib.sha256(json.dumps(source).encode()).hexdigest()[:12]
         stem = re.sub(r"[^A-Za-z0-9._-]+", "-", gguf.stem)[:60]
         folder = self.root / f"{_GGUF_PREFIX}{stem}-{key}"
         manifest = Manifest.load(folder)
         if manifest is None:
-            from tileinfer_core.gguf_import import convert  # noqa: PLC0415 - 100 ms that only this needs
+            manifest = self._convert(gguf, folder, source, on_progress)
+        check_files(name, folder, manifest)
+        return ModelFolder(name, folder, "tileinfer", manifest.revision)
 
-            with disk_errors(folder):
-                self.root.mkdir(parents=True, exist_ok=True)
-            convert(gguf, folder, on_progress, name=gguf.stem, source=source)
+    def _convert(self, gguf: Path, folder: Path, source: dict[str, Any], on_progress: OnProgress) -> Manifest:
+        """Convert, unless a second process did it while this one waited for the lock."""
+        from tileinfer_core.gguf_import import convert  # noqa: PLC0415 - 100 ms that only this needs
+
+        with exclusive(folder, gguf.name, wait=True):
+            if Manifest.load(folder) is None:
+                convert(gguf, folder, on_progress, name=gguf.stem, source=source)
             manifest = Manifest.load(folder)
-        else:
-            check_files(name, folder, manifest)
-        return ModelFolder(name, folder, "tileinfer", manifest.revision if manifest else None)
+        assert manifest is not None  # noqa: S101 - convert has just written it
+        return manifest
 
     # The list
 
@@ -242,24 +251,26 @@ class Store:
         """
         if not reference or not reference.isprintable():
             raise ModelNotFoundError(f"no model is named {reference!r}")
-        folders = self._removable(reference)
-        freed = sum(folder_bytes(folder) for folder in folders)
-        with disk_errors(self.root):
-            for folder in folders:
-                remove_tree(folder)
+        freed = 0
+        for base, folders in self._removable(reference).items():
+            with exclusive(base, reference), disk_errors(self.root):
+                for folder in folders:
+                    freed += folder_bytes(folder)
+                    remove_tree(folder)
+                lock_path(base).unlink(missing_ok=True)
         return freed
 
-    def _removable(self, reference: str) -> Paths:
+    def _removable(self, reference: str) -> dict[Path, Paths]:
+        """{model folder: what there is of it}."""
         model = self.canonical(reference)
         converted = [f for f in self._folders() if f.name.startswith(_GGUF_PREFIX) and _is_copy_of(f, model)]
         if converted:
-            return converted
+            return {folder: [folder] for folder in converted}
         if lookup(reference, {}) is None and (path := local_path(model)) is not None:
-            if path.exists():
-                raise UsageError(
-                    f"{path} is not in TileInfer's store, so it is left alone", hint="delete it yourself if you mean to"
-                )
-            raise ModelNotFoundError(f"no file or folder named {_shown(model)}")
+            _file_or_folder(path, model)
+            raise UsageError(
+                f"{path} is not in TileInfer's store, so it is left alone", hint="delete it yourself if you mean to"
+            )
         if model != DEMO and not is_hub_id(model):
             raise self.not_found(reference)
         folder = self.folder_of(model)
@@ -272,7 +283,7 @@ class Store:
             )
         if not found:
             raise self.not_found(reference)
-        return found
+        return {folder: found}
 
     def verify(self, reference: str, on_progress: OnProgress = silent) -> Findings:
         """Check every byte that can be checked; one finding per damaged file, or one that says all is well.
@@ -304,6 +315,16 @@ def local_path(reference: str) -> Path | None:
     if explicit or path.suffix.lower() == ".gguf" or (exists and (path / "config.json").exists()):
         return path
     return None
+
+
+def _file_or_folder(path: Path, name: str) -> Literal["file", "folder"]:
+    """Raises ModelNotFoundError for a path that is not there or can't be looked at."""
+    try:
+        return "folder" if stat.S_ISDIR(path.stat().st_mode) else "file"
+    except (FileNotFoundError, NotADirectoryError):
+        raise ModelNotFoundError(f"no file or folder named {_shown(name)}") from None
+    except OSError as error:
+        raise ModelNotFoundError(f"{_shown(name)}: {error.strerror}") from error
 
 
 def check_files(name: str, folder: Path, manifest: Manifest) -> None:

@@ -13,7 +13,6 @@ covered by the tensors without gaps or overlaps (https://github.com/huggingface/
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ import numpy as np
 
 from tileinfer_core.dtypes import SAFETENSORS_DTYPES, dtype_name
 from tileinfer_core.errors import DamagedModelError, ModelError, UnsupportedModelError
+from tileinfer_core.jsonfile import parse_json_object, read_json_object
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -198,28 +198,17 @@ def _without_index(folder: Path) -> list[Path]:
 
 def read_index(path: Path) -> dict[str, list[str]]:
     """{file name: tensor names} of an index. File names that lead out of the folder are refused."""
-    try:
-        index = json.loads(path.read_bytes())
-        weight_map = index["weight_map"]
-        pairs = [(str(name), str(file)) for name, file in weight_map.items()]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DamagedModelError(f"{path}: not a safetensors index: {_reason(error)}") from None
-    except OSError as error:
-        raise ModelError(f"{path}: can't be read: {error.strerror}") from error
+    weight_map = read_json_object(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise DamagedModelError(f"{path}: not a safetensors index: no weight_map with entries")
     placed: dict[str, list[str]] = {}
-    for name, file in pairs:
-        if "/" in file or "\\" in file or not file.endswith(".safetensors"):
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or "/" in file or "\\" in file or not file.endswith(".safetensors"):
             raise DamagedModelError(
                 f"{path}: names {file!r} as a weight file, expected a .safetensors file of this folder"
             )
         placed.setdefault(file, []).append(name)
-    if not placed:
-        raise DamagedModelError(f"{path}: the weight_map is empty")
     return placed
-
-
-def _reason(error: Exception) -> str:
-    return f"no key {error}" if isinstance(error, KeyError) else str(error)
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
@@ -241,12 +230,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         raise DamagedModelError(f"{path}: missing", hint="fetch the model again with `tileinfer pull`") from None
     except OSError as error:
         raise ModelError(f"{path}: can't be read: {error.strerror}") from error
-    try:
-        header = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"the header is not JSON: {error}") from None
-    if not isinstance(header, dict):
-        raise _damaged(path, "the header is not a JSON object")
+    header = parse_json_object(raw, f"{path}: damaged: the header")
     header.pop("__metadata__", None)
     tensors = {name: _tensor_info(path, name, entry, 8 + length) for name, entry in header.items()}
     _check_ranges(path, tensors, 8 + length, size)

@@ -243,10 +243,39 @@ def test_a_deleted_shard_is_repaired(hub: HubServer, store: Store) -> None:
     store.resolve(NAME)
 
 
+def test_files_of_the_hugging_face_cache_are_not_fetched(
+    hub: HubServer, store: Store, files: dict[str, bytes], tmp_path: Path
+) -> None:
+    base = store.cache / "models--org--tiny-model"
+    snapshot = base / "snapshots" / ("b" * 40)
+    snapshot.mkdir(parents=True)
+    (base / "blobs").mkdir()
+    for name in (SHARDS[0], "tokenizer.json"):
+        (base / "blobs" / name).write_bytes(files[name])
+        (snapshot / name).symlink_to(base / "blobs" / name)
+    (snapshot / SHARDS[1]).write_bytes(b"damaged")
+    plan = plan_pull(store, NAME)
+    assert plan.have_bytes == len(files[SHARDS[0]]) + len(files["tokenizer.json"])
+    hub.requests.clear()
+    folder = execute_pull(plan).path
+    assert not {SHARDS[0], "tokenizer.json"} & set(hub.fetched())
+    assert not (folder / SHARDS[0]).is_symlink()
+    assert (folder / SHARDS[0]).read_bytes() == files[SHARDS[0]]
+    store.remove(NAME)
+    assert (snapshot / SHARDS[0]).read_bytes() == files[SHARDS[0]]
+
+
 def test_single_file_models(hub: HubServer, store: Store) -> None:
     hub.add("org/single", {"config.json": b"{}", "model.safetensors": save({"w": np.ones(3, np.float32)})})
     found = {path.name for path in pull(store, "org/single").iterdir()}
     assert found == {"config.json", "model.safetensors", "tileinfer.json"}
+
+
+def test_file_names_that_lead_elsewhere_are_not_fetched(hub: HubServer, store: Store) -> None:
+    weights = save({"w": np.ones(3, np.float32)})
+    hostile = ["tokenizer/../../x", "tokenizer\\..\\x", "../tokenizer.json", "tokenizer\x1b[2J", "/tokenizer.json"]
+    hub.add("org/evil", {"config.json": b"{}", "model.safetensors": weights, **dict.fromkeys(hostile, b"x")})
+    assert {file.path for file in plan_pull(store, "org/evil").files} == {"config.json", "model.safetensors"}
 
 
 @pytest.mark.parametrize(
@@ -393,7 +422,7 @@ def test_the_disk_fills_up_on_the_way(hub: HubServer, store: Store, monkeypatch:
 
 def test_two_pulls_of_one_model_do_not_mix(hub: HubServer, store: Store) -> None:
     plan = plan_pull(store, NAME)
-    with exclusive(plan.target, NAME), pytest.raises(TileinferError, match="another process is pulling"):
+    with exclusive(plan.target, NAME), pytest.raises(TileinferError, match="another process is working on"):
         execute_pull(plan)
     execute_pull(plan)
 

@@ -159,9 +159,10 @@ def test_files_of_a_few_bytes(tmp_path: Path, content: bytes) -> None:
     ("header", "data", "says"),
     [
         (b"{not json", 0, "not JSON"),
-        (b"[" * 5000, 0, "not JSON"),
+        (b"[" * 5000, 0, "nested too deeply"),
         (b"\xff\xfe{}", 0, "not JSON"),
-        (b"[1]", 0, "not a JSON object"),
+        (b"[1]", 0, "expected a JSON object"),
+        (b'{"a": 1, "a": 2}', 0, "'a' is there twice"),
         ({"w": 3}, 0, "lacks dtype"),
         ({"w": {"dtype": "F32"}}, 0, "lacks dtype"),
         ({"w": entry([-1], 0, 4)}, 4, "impossible"),
