@@ -14,9 +14,10 @@ from tileinfer_core.progress import silent
 from tileinfer_core.weights import WeightFiles
 
 if TYPE_CHECKING:
-    import numpy as np
     from collections.abc import Mapping
     from pathlib import Path
+
+    import numpy as np
 
 
 def write_safetensors(path: Path, arrays: Mapping[str, np.ndarray], dtype: str = "F32") -> None:

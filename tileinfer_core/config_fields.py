@@ -6,7 +6,6 @@ as it does for Transformers. Nothing is converted: "32" is not 32, 2048.0 is not
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tileinfer_core.errors import DamagedModelError
@@ -60,7 +59,7 @@ class Fields:
         value = self.raw(name)
         if value is None:
             return None
-        if type(value) not in (int, float) or not math.isfinite(value) or not low <= value <= high:
+        if type(value) not in (int, float) or not low <= value <= high:  # NaN is in no range
             raise self.error(name, f"a number from {low:g} to {high:g}", value)
         return float(value)
 
