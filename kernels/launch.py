@@ -73,10 +73,11 @@ def with_hints(kernel: Any, **hints: int) -> Any:
 
 def address(array: Any) -> int:
     """Where an array starts: in device memory (CuPy), host memory (NumPy) or within its allocation (ArraySpec)."""
-    if hasattr(array, "__array_interface__"):  # first: NumPy's `data` refuses types it has no buffer format for
+    if hasattr(array, "__array_interface__"):  # before `data`, which NumPy refuses to make for BF16
         return int(array.__array_interface__["data"][0])
-    data: Any = getattr(array, "data", None)
-    return int(data.ptr) if hasattr(data, "ptr") else int(array.offset)
+    if hasattr(array, "data"):
+        return int(array.data.ptr)
+    return int(array.offset)
 
 
 def check_array(what: str, array: Any, shape: tuple[int | None, ...], *dtypes: str, align: int = 1) -> None:

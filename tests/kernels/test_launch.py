@@ -10,6 +10,7 @@ import pytest
 from kernels.launch import GpuLauncher, check_array, with_hints
 from kernels.specs import ArraySpec, RecordingLauncher
 from tests.kernels.kernels_for_tests import copy_kernel
+from tests.reference.random_arrays import DTYPES
 
 
 @pytest.mark.parametrize("make", [np.zeros, ArraySpec])
@@ -33,6 +34,7 @@ def test_arrays_that_do_not_fit(make: Any) -> None:
 
 
 def test_alignment() -> None:
+    check_array("op: x", np.zeros(64, DTYPES["bfloat16"]), (64,), "bfloat16", align=16)
     x = ArraySpec(64, "float16")
     check_array("op: x", x[8:], (56,), "float16", align=16)
     with pytest.raises(ValueError, match="op: x starts at address 0x6, expected a multiple of 16 bytes"):
