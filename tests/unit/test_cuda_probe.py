@@ -1,51 +1,18 @@
-"""What is said about a machine's GPU, driver and packages, and which backend follows from it."""
+"""Which backend runs, and why: what a machine lacks is named, and nothing is replaced in silence."""
 
 from __future__ import annotations
 
-import ctypes
-from types import SimpleNamespace
-
 import pytest
 
+from tileinfer_core import cuda_probe
 from tileinfer_core.backends import select
 from tileinfer_core.backends.cuda import probe
+from tileinfer_core.cuda_probe import Driver, Gpu
 from tileinfer_core.errors import BackendUnavailableError, UsageError
-from tileinfer_core.findings import Finding
 
-
-class Driver:
-    """libcuda as ctypes shows it."""
-
-    def __init__(self, *, init=0, devices=1, version=13000, arch=(9, 0)):
-        self.init, self.devices, self.version = init, devices, version
-        self.attributes = {75: arch[0], 76: arch[1]}
-
-    def cuInit(self, _flags):  # noqa: N802
-        return self.init
-
-    def cuDeviceGetCount(self, count):  # noqa: N802
-        count._obj.value = self.devices
-        return 0
-
-    def cuDriverGetVersion(self, version):  # noqa: N802
-        version._obj.value = self.version
-        return 0
-
-    def cuDeviceGet(self, device, index):  # noqa: N802
-        device._obj.value = index
-        return 0
-
-    def cuDeviceGetName(self, name, _size, _device):  # noqa: N802
-        name.value = b"NVIDIA Test"
-        return 0
-
-    def cuDeviceTotalMem_v2(self, memory, _device):  # noqa: N802
-        memory._obj.value = 24 << 30
-        return 0
-
-    def cuDeviceGetAttribute(self, value, attribute, _device):  # noqa: N802
-        value._obj.value = self.attributes[attribute]
-        return 0
+GPU = Gpu("NVIDIA Test", 24 << 30, (9, 0))
+GOOD = Driver(None, (13, 0), None, (GPU,))
+PACKAGES = ("cupy", "cuda.tile")
 
 
 @pytest.fixture
@@ -53,17 +20,10 @@ def machine(monkeypatch):
     """Set what the machine has; returns the status."""
     forget = probe.cuda_status.cache_clear
 
-    def make(driver, packages=("cupy", "cuda.tile"), tileiras=True):
-        def library(_name):
-            if driver is None:
-                raise OSError("not found")
-            return driver
-
-        monkeypatch.setattr(ctypes, "CDLL", library)
-        monkeypatch.setattr(
-            probe.importlib.util, "find_spec", lambda name: SimpleNamespace() if name in packages else None
-        )
-        monkeypatch.setattr(probe, "find_tileiras", lambda: probe.Path("/opt/tileiras") if tileiras else None)
+    def make(driver, packages=PACKAGES, compiler="/opt/tileiras"):
+        monkeypatch.setattr(cuda_probe, "probe_driver", lambda *, with_smi: driver if not with_smi else None)
+        monkeypatch.setattr(probe.importlib.util, "find_spec", lambda name: name if name in packages else None)
+        monkeypatch.setattr(cuda_probe, "compiler_path", lambda _environ: (compiler, False))
         forget()
         return probe.cuda_status()
 
@@ -71,58 +31,47 @@ def machine(monkeypatch):
     forget()
 
 
-def test_a_complete_machine_is_usable(machine):
-    status = machine(Driver())
-    assert status.usable
-    assert (status.gpu.name, status.gpu.arch) == ("NVIDIA Test", 90)
-    assert [finding.name for finding in status.findings] == ["GPU", "driver", "CuPy", "cuda-tile", "tileiras"]
+def test_auto_takes_a_complete_machine(machine):
+    assert machine(GOOD).problem is None
     assert select.choose_backend("auto") == select.BackendChoice("cuda", "NVIDIA Test")
+    assert select.choose_backend("cuda") == select.BackendChoice("cuda", "asked for")
 
 
 @pytest.mark.parametrize(
-    ("driver", "options", "name", "words"),
+    ("driver", "options", "words"),
     [
-        (None, {}, "GPU", "no NVIDIA driver"),
-        (Driver(init=100), {}, "GPU", "no NVIDIA GPU"),
-        (Driver(init=999), {}, "GPU", "CUDA error 999"),
-        (Driver(devices=0), {}, "GPU", "no NVIDIA GPU"),
-        (Driver(arch=(7, 5)), {}, "GPU", "sm_75"),
-        (Driver(version=12040), {}, "driver", "CUDA 12.4"),
-        (Driver(), {"packages": ("cuda.tile",)}, "CuPy", "not installed"),
-        (Driver(), {"packages": ("cupy",)}, "cuda-tile", "not installed"),
-        (Driver(), {"tileiras": False}, "tileiras", "compiler is not installed"),
+        (Driver(fault="no NVIDIA driver on this machine"), {}, "no NVIDIA driver"),
+        (Driver(None, (13, 0)), {}, "shows no GPU"),
+        (Driver(None, (13, 0), None, (Gpu("Old", 1, (7, 5)),)), {}, "sm_75"),
+        (Driver(None, (12, 4), None, (GPU,)), {}, "CUDA 12.4"),
+        (GOOD, {"packages": ("cuda.tile",)}, "CuPy not installed"),
+        (GOOD, {"packages": ()}, "CuPy and cuda-tile not installed"),
+        (GOOD, {"compiler": None}, "tileiras not installed"),
     ],
 )
-def test_what_is_missing_is_named_and_auto_says_it(machine, driver, options, name, words):
-    status = machine(driver, **options)
-    assert not status.usable
-    assert status.problem.name == name
-    assert words in status.problem.detail
+def test_what_is_missing_is_named(machine, driver, options, words):
+    assert words in machine(driver, **options).problem
     choice = select.choose_backend("auto")
     assert choice.name == "cpu"
     assert words in choice.reason
-    with pytest.raises(BackendUnavailableError) as error:
+    with pytest.raises(BackendUnavailableError) as caught:
         select.choose_backend("cuda")
-    assert words in str(error.value)
-    assert "doctor" in error.value.hint
+    assert words in str(caught.value)
+    assert caught.value.exit_code == 8
+    assert "doctor" in caught.value.hint
 
 
-def test_cpu_is_never_looked_into(machine, monkeypatch):
-    machine(None)
-    monkeypatch.setattr(probe, "cuda_status", lambda: pytest.fail("not asked for"))
+def test_a_hidden_gpu_is_told_from_none(machine, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "CUDA_VISIBLE_DEVICES is ''" in machine(Driver(None, (13, 0))).problem
+
+
+def test_cpu_is_what_it_says_and_looks_at_nothing(monkeypatch):
+    monkeypatch.setattr(cuda_probe, "probe_driver", lambda **_: pytest.fail("not asked for"))
     assert select.choose_backend("cpu").name == "cpu"
-    with pytest.raises(UsageError):
-        select.choose_backend("tpu")
 
 
-def test_an_older_toolkit_in_cuda_home_is_a_warning(machine, monkeypatch, tmp_path):
-    (tmp_path / "version.json").write_text('{"cuda": {"version": "12.4.1"}}')
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    status = machine(Driver())
-    assert status.usable
-    assert status.findings[-1] == Finding(
-        "CUDA_HOME",
-        "warning",
-        f"names CUDA 12.4 ({tmp_path}), older than the compiler: kernels may not compile",
-        "unset CUDA_HOME",
-    )
+@pytest.mark.parametrize("name", ["gpu", "", "CPU", "cuda:0"])
+def test_another_name_is_a_usage_error(name):
+    with pytest.raises(UsageError, match="auto, cuda, cpu"):
+        select.choose_backend(name)

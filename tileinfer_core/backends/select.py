@@ -44,17 +44,14 @@ def choose_backend(requested: str) -> BackendChoice:
     if requested == "cpu":
         return BackendChoice("cpu", "asked for")
     status = cuda_status()
-    problem = status.problem
-    if problem is None:
-        name = status.gpu.name if status.gpu else "GPU"
+    if status.problem is None:
+        name = status.gpu.name if status.gpu else "a GPU"
         return BackendChoice("cuda", name if requested == "auto" else "asked for")
-    what = problem.detail if problem.name == "GPU" else f"{problem.name}: {problem.detail}"
     if requested == "auto":
-        return BackendChoice("cpu", f"no usable GPU ({what})")
-    cure = problem.cure or "use --backend cpu"
-    raise BackendUnavailableError(
-        f"the CUDA backend can't run here: {what}", hint=f"{cure}; `tileinfer doctor` has more"
-    )
+        return BackendChoice("cpu", f"no usable GPU: {status.problem}")
+    cure = status.cure or "use --backend cpu"
+    message = f"the CUDA backend can't run here: {status.problem}"
+    raise BackendUnavailableError(message, hint=f"{cure}; `tileinfer doctor` has more")
 
 
 def load_runner(

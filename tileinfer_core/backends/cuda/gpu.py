@@ -126,7 +126,8 @@ class GpuDevice:
 
     def _launch(self, launch: Recorded) -> None:
         try:
-            self._launcher(launch.kernel, launch.grid, launch.args)
+            x, y, z = launch.grid
+            self._launcher(launch.kernel, (x, y, z), launch.args)
         except Exception as error:
             constants = [arg for arg in launch.args if isinstance(arg, (bool, int, float))]
             what = f"{launch.name} (grid {launch.grid}, constants {constants})"

@@ -52,7 +52,7 @@ def load_runner(
     )
     arrays = allocate(model, device, half)
     runner = CudaRunner(model, device, arrays, memory=memory, specs=specs(memory.context), half=half)
-    warmup = KernelWarmup(runner.plans, runner.buckets, device)
+    warmup = KernelWarmup(runner.plans, runner.bucket_ends, device)
     warmup.start()
     try:
         if files is None:

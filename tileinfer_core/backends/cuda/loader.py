@@ -106,8 +106,7 @@ def _pieces(parameter: Parameter, files: WeightFiles, array: Array) -> Iterator[
 
 
 def _row_bytes(array: Array) -> int:
-    item: int = array.dtype.itemsize
-    return item * math.prod(array.shape[1:])
+    return int(array.dtype.itemsize * math.prod(array.shape[1:]))
 
 
 def _stored_bytes(piece: _Piece) -> int:
@@ -164,7 +163,7 @@ class _Stages:
         start = piece.info.offset + piece.info.bytes // piece.info.shape[0] * piece.first
         handle = self._open(piece.info.file)
         reads = [
-            self._pool.submit(_pread, piece.info.file, handle, memoryview(raw[at : at + READ_BYTES]), start + at)
+            self._pool.submit(_pread, piece.info.file, handle, raw.data[at : at + READ_BYTES], start + at)
             for at in range(0, len(raw), READ_BYTES)
         ]
         for read in reads:

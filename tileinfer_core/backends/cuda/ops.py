@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kernels import configs
+from kernels.attention_decode import attention_config, attention_decode, context_bucket, workspace_floats
 from kernels.attention_prefill import AttentionPrefillConfig, attention_prefill
 from kernels.embedding import embedding, embedding_decode
 from kernels.linear import linear, linear_norm, linear_residual, linear_swiglu, square_slots
@@ -50,11 +51,28 @@ def workspace_specs(model: ModelDefinition, arch: str, context: int) -> dict[str
     specs = {f"sample_{name}": spec for name, spec in shapes.items()}
     specs["o_sums"] = ((1, square_slots(arch, s.hidden_size, s.q_size)), "float32")
     specs["down_sums"] = ((1, square_slots(arch, s.hidden_size, s.intermediate_size)), "float32")
+    specs["attention_floats"] = ((_attention_floats(s, arch, context),), "float32")
     return specs
 
 
-def bucket_pages(pages: int, max_pages: int) -> int:
-    return max_pages
+def _attention_floats(s: LayerStructure, arch: str, context: int) -> int:
+    shape = (s.num_attention_heads, s.num_key_value_heads, s.head_dim)
+    steps = (attention_config(arch, s.num_key_value_heads, end) for end in bucket_ends(s, arch, context))
+    return max(workspace_floats(config, *shape) for config in steps)
+
+
+def bucket_end(structure: LayerStructure, arch: str, length: int, context: int) -> int:
+    """The longest sequence that the decode step for `length` tokens also serves, within the context."""
+    end = context_bucket(arch, structure.num_key_value_heads, length)
+    return context if end is None else min(end, context)
+
+
+def bucket_ends(structure: LayerStructure, arch: str, context: int) -> list[int]:
+    """Every bucket up to the context, the shortest first."""
+    ends = [bucket_end(structure, arch, 1, context)]
+    while ends[-1] < context:
+        ends.append(bucket_end(structure, arch, ends[-1] + 1, context))
+    return ends
 
 
 def as_row(array: Array) -> Array:
@@ -142,25 +160,24 @@ class Ops:
         op(self._launcher, b["scaled"], sums, w, y, eps=self._s.rms_norm_eps, **more)
 
     def o_row(self, w: Array, bias: Array, gain: Array, b: Buffers) -> None:
-        self._add(b["attention"], w, bias, gain, b["o_sums"], b)
+        self._add("attention", "o_sums", (w, bias, gain), b)
 
     def down_row(self, w: Array, bias: Array, gain: Array, b: Buffers) -> None:
-        self._add(b["act"], w, bias, gain, b["down_sums"], b)
+        self._add("act", "down_sums", (w, bias, gain), b)
 
-    def _add(self, x: Array, w: Array, bias: Array, gain: Array, sums: Array, b: Buffers) -> None:
-        """residual += x · wᵀ, and what the next norm needs."""
-        into = (b["residual"], as_row(gain), b["scaled"], sums)
-        linear_residual(self._launcher, x, w, *into, bias=as_row(bias))
+    def _add(self, source: str, sums: str, weights: tuple[Array, Array, Array], b: Buffers) -> None:
+        """residual += x · wᵀ (+ bias), and what the norm after it needs."""
+        w, bias, gain = weights
+        into = (b["residual"], as_row(gain), b["scaled"], b[sums])
+        linear_residual(self._launcher, b[source], w, *into, bias=as_row(bias))
 
-    def attend_row(self, norms: tuple[Array, Array], pages: tuple[Array, ...], bucket: int, b: Buffers) -> None:
-        from kernels import _draft as dr
-        self._launcher(dr.step_start_k, (1, 1, 1), (b["length"], b["start"], int(self._launcher.pdl)))
-        q = b["rows_q"][:1]
-        s = self._s
+    def attend_row(self, norms: tuple[Array, Array], pages: tuple[Array, ...], context: int, b: Buffers) -> None:
+        """Also writes this token's key and value. `context`: the longest sequence that the step serves."""
         k, v, table = pages
-        H, K = s.num_attention_heads, s.num_key_value_heads
-        self._launcher(dr.rope_k, (1, H + 2*K, 1), (b["qkv"], norms[0] if s.qk_norm else b["cos"], norms[1] if s.qk_norm else b["cos"], b["cos"], b["sin"], b["start"], table, k, v, q, H, K, s.head_dim, s.rms_norm_eps, int(s.qk_norm), int(self._launcher.pdl)))
-        self._launcher(dr.att_k, (1, s.num_attention_heads, 1), (q, k, v, table, b["start"], b["attention"], s.num_key_value_heads, s.num_attention_heads // s.num_key_value_heads, s.head_dim, int(self._launcher.pdl)))
+        q_norm, k_norm = map(as_row, norms)
+        place = (b["cos"], b["sin"], k, v, table, b["length"], b["attention_floats"])
+        out, eps = b["attention"], self._s.rms_norm_eps
+        attention_decode(self._launcher, b["qkv"], q_norm, k_norm, *place, out, **self._heads, context=context, eps=eps)
 
     def sample(self, b: Buffers) -> None:
         """An id from the logits by the settings on the device; greedy is temperature 0, in the same launches."""

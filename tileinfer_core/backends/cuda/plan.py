@@ -3,7 +3,7 @@
     prefill(rows)   a chunk of `rows` tokens (padded) through all layers; its keys and values into the pages
     head            the logits after the token whose stream is in `residual`
     sample          one id from the logits; moves length, step and the ring of ids on
-    decode(bucket)  embed the sampled id, all layers, logits, sample: a whole step without the host
+    decode(context) embed the sampled id, all layers, logits, sample: a whole step without the host
     all_logits      the logits after every row of a block, for evaluation
 
 Which kernels are called follows from LayerStructure: QK-norm or not, biases or not. A plan launches nothing: wrappers
@@ -120,14 +120,14 @@ class Plans:
         o.sample(self._b)
         return o.records
 
-    def decode(self, bucket: int) -> list[Recorded]:
-        """One step for a sequence of at most `bucket` pages."""
+    def decode(self, context: int) -> list[Recorded]:
+        """One step for a sequence of at most `context` tokens with its own."""
         o, b, w = self._ops(), self._b, self._weights
         norms = [layer.input_norm for layer in w.layers[1:]] + [w.norm]
         o.embed_row(w.embedding, w.layers[0].input_norm, b)
         for index, (layer, next_norm) in enumerate(zip(w.layers, norms, strict=True)):
             o.qkv_row(layer.qkv, layer.qkv_bias, b)
-            o.attend_row((layer.q_norm, layer.k_norm), self._pages(index), bucket, b)
+            o.attend_row((layer.q_norm, layer.k_norm), self._pages(index), context, b)
             o.o_row(layer.o, layer.o_bias, layer.post_norm, b)
             o.swiglu_row(layer.gate_up, b)
             o.down_row(layer.down, layer.down_bias, next_norm, b)

@@ -21,7 +21,7 @@ from tileinfer_core.backends.cuda.memory import kv_bytes_per_token
 from tileinfer_core.backends.cuda.plan import Plans
 from tileinfer_core.backends.cuda.sampling_state import SamplingState
 from tileinfer_core.errors import TileinferError
-from tileinfer_core.kv_cache import PAGE_SIZE, KvCache
+from tileinfer_core.kv_cache import KvCache
 from tileinfer_core.models.decoder import bind
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class CudaRunner:
             model, weights, self.pool, self._table.array, buffers=self.buffers, arch=device.arch, pdl=device.pdl
         )
         self.graphs = GraphCache(device)
+        self._structure = model.structure
         self._vocab: int = model.config.vocab_size
         self._sampling = SamplingState(device, self.buffers, self._vocab)
         self._chunks = _ChunkInputs(device, self.buffers)
@@ -157,21 +158,14 @@ class CudaRunner:
         except TileinferError as error:
             return error, None
         self._table.update(cache.block_table)
-        bucket = self.bucket(cache.length + 1)
-        self.graphs.launch(("decode", bucket), lambda: self.plans.decode(bucket))
+        end = ops.bucket_end(self._structure, self.device.arch, cache.length + 1, self.memory.context)
+        self.graphs.launch(("decode", end), lambda: self.plans.decode(end))
         return None, self._sampling.fetch(step)
 
-    def bucket(self, length: int) -> int:
-        """Pages for which the step's kernels are laid out, at least those of `length` tokens."""
-        return ops.bucket_pages(-(-length // PAGE_SIZE), self.memory.pages - 1)
-
     @property
-    def buckets(self) -> list[int]:
-        """Every bucket that a sequence can come to, the shortest first."""
-        found = [self.bucket(1)]
-        while found[-1] < self.memory.pages - 1:
-            found.append(self.bucket(found[-1] * PAGE_SIZE + 1))
-        return found
+    def bucket_ends(self) -> list[int]:
+        """The longest sequence of each decode step's graph."""
+        return ops.bucket_ends(self._structure, self.device.arch, self.memory.context)
 
     def close(self) -> None:
         self.device.synchronize()

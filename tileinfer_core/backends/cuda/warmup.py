@@ -61,7 +61,8 @@ class KernelWarmup:
         shown = -1
         while True:
             with self._state:
-                self._state.wait_for(lambda shown=shown: self._finished or self._done > shown, timeout=0.2)
+                if not self._finished and self._done <= shown:
+                    self._state.wait(timeout=0.2)
                 done, total, finished = self._done, self._total, self._finished
             if total and done != shown:
                 on_progress(ProgressEvent(TASK, done, total, "kernels"))
