@@ -15,15 +15,13 @@ Tile IR is made under cuda-tile's lock, some 20 to 150 ms a kernel; tileiras the
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from cuda.tile._compile import (
     _find_compiler_bin,
@@ -44,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["ArraySpec", "CompileError", "Compiled", "Recorded", "RecordingLauncher", "compile_all", "compile_one"]
 
 TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
-_REPORT_VERSION = 1
+Disassemble = Literal["never", "needed", "always"]
 
 
 class CompileError(Exception):
@@ -71,7 +69,7 @@ class Compiled:
     seconds: float
     cached: bool
     uses_mma: bool
-    resources: Resources | None
+    resources: Resources
     cubin_bytes: int
 
 
@@ -136,23 +134,16 @@ def _tileiras(job: _Job, timeout: float | None) -> bytes:
         return Path(compile_cubin(str(source), options, job.arch, timeout)).read_bytes()
 
 
-def _report(job: _Job, cubin: bytes, folder: Path | None) -> Resources:
-    """Resources of a cubin, remembered beside the cache: disassembling takes longer than looking them up."""
-    kept = None if folder is None else folder / "tileinfer-reports" / f"{job.key}.json"
-    if kept is not None:
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            found = json.loads(kept.read_text())
-            if found.pop("version") == _REPORT_VERSION and found["instructions"] is not None:
-                return Resources(**found)
-    report = resources(cubin)
-    if kept is not None:
-        with contextlib.suppress(OSError):
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_text(json.dumps({"version": _REPORT_VERSION, **asdict(report)}))
-    return report
+def _resources(job: _Job, cubin: bytes, disassemble: Disassemble) -> Resources:
+    found = resources(cubin, disassemble=disassemble == "always")
+    if disassemble == "needed" and (job.uses_mma or found.stack_bytes):
+        return resources(cubin)
+    return found
 
 
-def _compile(record: Recorded, arch: str, folder: Path | None, *, timeout: float | None, report: bool) -> Compiled:
+def _compile(
+    record: Recorded, arch: str, folder: Path | None, *, timeout: float | None, disassemble: Disassemble
+) -> Compiled:
     start = time.perf_counter()
     job = _job(record, arch)
     cubin = None if folder is None else cache_lookup(str(folder), job.key)
@@ -167,7 +158,7 @@ def _compile(record: Recorded, arch: str, folder: Path | None, *, timeout: float
                     compilation_time_seconds=time.perf_counter() - start,
                 )
                 cache_store(str(folder), job.key, cubin, metadata.to_dict())
-        found = _report(job, cubin, folder) if report else None
+        found = _resources(job, cubin, disassemble)
     except Exception as error:
         raise _explain(job.record.name, job.arch, error) from error
     seconds = time.perf_counter() - start
@@ -176,13 +167,18 @@ def _compile(record: Recorded, arch: str, folder: Path | None, *, timeout: float
     )
 
 
-def compile_one(record: Recorded, arch: str, *, timeout: float | None = 300, report: bool = True) -> Compiled:
+def compile_one(
+    record: Recorded, arch: str, *, timeout: float | None = 300, disassemble: Disassemble = "always"
+) -> Compiled:
     """Compile one recorded launch for `arch` ("sm_90").
+
+    `disassemble` says for which kernels instructions are counted, a quarter of a second each: "needed" are those with
+    a matrix product or a stack frame, for without a frame there is nothing to spill to.
 
     Raises:
         CompileError: the kernel does not compile, tileiras is missing, or `timeout` seconds have passed.
     """
-    return _compile(record, arch, cache_dir(), timeout=timeout, report=report)
+    return _compile(record, arch, cache_dir(), timeout=timeout, disassemble=disassemble)
 
 
 def distinct(records: Iterable[Recorded]) -> list[Recorded]:
@@ -199,7 +195,7 @@ def compile_all(
     *,
     workers: int = 2,
     timeout: float | None = 300,
-    report: bool = True,
+    disassemble: Disassemble = "never",
     on_progress: Callable[[int, int, Compiled | CompileError], None] | None = None,
 ) -> Iterator[Compiled | CompileError]:
     """Compile every distinct record for `arch`, `workers` compilers at a time, yielding results as they come.
@@ -210,7 +206,9 @@ def compile_all(
     jobs = distinct(records)
     folder = cache_dir()
     with ThreadPoolExecutor(max_workers=workers) as pool:
-        futures = [pool.submit(_compile, record, arch, folder, timeout=timeout, report=report) for record in jobs]
+        futures = [
+            pool.submit(_compile, record, arch, folder, timeout=timeout, disassemble=disassemble) for record in jobs
+        ]
         try:
             for done, future in enumerate(as_completed(futures), 1):
                 error = future.exception()

@@ -83,7 +83,6 @@ def scale(rows: int = 16) -> Recorded:
 def test_products_reach_the_tensor_cores(arch: str, instruction: str) -> None:
     found = compile_one(product(64), arch)
     assert found.uses_mma
-    assert found.resources is not None
     assert list(found.resources.tensor_core) == [instruction]
     assert 0 < found.resources.registers <= 255
     assert 0 < found.resources.shared_bytes <= SHARED_LIMIT[int(arch[3:])]
@@ -101,20 +100,19 @@ def test_a_product_too_small_for_the_tensor_cores_is_a_fault() -> None:
 @needs_nvdisasm
 def test_loads_of_sixteen_bytes_and_no_spills() -> None:
     found = compile_one(scale(), "sm_90").resources
-    assert found is not None
     assert found.wide_loads >= 1
     assert found.spills == 0
     assert found.tensor_core == {}
 
 
 def test_the_second_compilation_is_a_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = compile_one(scale(48), "sm_89", report=False)
+    first = compile_one(scale(48), "sm_89", disassemble="never")
 
     def never(*_: Any) -> None:
         raise AssertionError("tileiras ran again")
 
     monkeypatch.setattr("kernels.compile._tileiras", never)
-    second = compile_one(scale(48), "sm_89", report=False)
+    second = compile_one(scale(48), "sm_89", disassemble="never")
     assert second.cached
     assert second.symbol == first.symbol
     assert second.cubin_bytes == first.cubin_bytes
@@ -123,7 +121,7 @@ def test_the_second_compilation_is_a_look_up(monkeypatch: pytest.MonkeyPatch) ->
 def test_cuda_tile_finds_what_was_compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The path a launch takes: cuda.tile compiles the signature that its dispatcher derived."""
     record = scale(80)
-    compile_one(record, "sm_90", report=False)
+    compile_one(record, "sm_90", disassemble="never")
     monkeypatch.setattr(default_tile_context.config, "cache_dir", str(cache_dir()))
     monkeypatch.setattr(_compile, "compile_cubin", lambda *_, **__: pytest.fail("cuda.tile missed the cache"))
     result = _compile.compile_tile(
@@ -138,18 +136,14 @@ def test_each_distinct_kernel_once_with_progress() -> None:
         spec = ArraySpec((rows, 1024), "float32")
         launcher(scale_kernel, (rows, 1, 1), (spec, spec, 2.0))
     seen: list[tuple[int, int]] = []
-    found = list(
-        compile_all(
-            launcher.records, "sm_90", report=False, on_progress=lambda done, total, _: seen.append((done, total))
-        )
-    )
+    found = list(compile_all(launcher.records, "sm_90", on_progress=lambda done, total, _: seen.append((done, total))))
     assert seen == [(1, 2), (2, 2)]
     assert all(isinstance(result, Compiled) for result in found)
 
 
 def test_a_failure_names_the_kernel_and_the_others_go_on() -> None:
     wrong = Recorded(ill_typed_kernel, (1, 1, 1), (ArraySpec(4, "float32"), ArraySpec(4, "float16")))
-    found = list(compile_all([wrong, scale()], "sm_80", report=False))
+    found = list(compile_all([wrong, scale()], "sm_80"))
     [error] = [result for result in found if isinstance(result, CompileError)]
     assert "ill_typed_kernel for sm_80" in str(error)
     assert "incompatible" in str(error)
@@ -158,7 +152,7 @@ def test_a_failure_names_the_kernel_and_the_others_go_on() -> None:
 
 def test_time_limit() -> None:
     with pytest.raises(CompileError, match=r"product_kernel for sm_90: .*timeout 0.001s"):
-        compile_one(product(128, 64), "sm_90", timeout=0.001, report=False)
+        compile_one(product(128, 64), "sm_90", timeout=0.001, disassemble="never")
 
 
 def test_hints_name_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,21 +164,21 @@ def test_hints_name_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("kernels.compile._tileiras", missing)
     with pytest.raises(CompileError) as caught:
-        compile_one(scale(97), "sm_86", report=False)
+        compile_one(scale(97), "sm_86", disassemble="never")
     assert caught.value.hint == "install the compiler: pip install 'cuda-tile[tileiras]'"
     monkeypatch.setattr("kernels.compile._tileiras", older)
     with pytest.raises(CompileError) as caught:
-        compile_one(scale(97), "sm_86", report=False)
+        compile_one(scale(97), "sm_86", disassemble="never")
     assert caught.value.hint is None
     monkeypatch.setenv("CUDA_HOME", "/opt/cuda-12")
     found = dataclasses.replace(_compile._find_compiler_bin(), pass_cuda_home_var=False)
     monkeypatch.setattr("kernels.compile._find_compiler_bin", lambda: found)  # a compiler that never sees CUDA_HOME
     with pytest.raises(CompileError) as caught:
-        compile_one(scale(97), "sm_86", report=False)
+        compile_one(scale(97), "sm_86", disassemble="never")
     assert caught.value.hint is None
     found = dataclasses.replace(found, pass_cuda_home_var=True)
     with pytest.raises(CompileError) as caught:
-        compile_one(scale(97), "sm_86", report=False)
+        compile_one(scale(97), "sm_86", disassemble="never")
     assert "unset CUDA_HOME: it names /opt/cuda-12" in str(caught.value.hint)
 
 
