@@ -17,9 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
+from kernels.configs import config as table_config
 from kernels.launch import check_array, with_hints
+from kernels.shapes import MODELS, ModelShape
+from kernels.specs import ArraySpec, Case
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kernels.launch import Launcher
 
 CI = ct.Constant[int]
@@ -184,3 +189,20 @@ def attention_prefill(
     constants += (config.latency, int(launcher.pdl))
     args = (q, k_pool, v_pool, block_table, start, out, *constants)
     launcher(with_hints(attention_prefill_kernel, **config.hints), (heads, -(-tokens // config.tile_q), 1), args)
+
+
+def compile_cases(arch: str) -> Iterator[Case]:
+    """Every model's heads, both half-precision types."""
+    for name, model in MODELS.items():
+        for dtype in HALF:
+            yield Case(name, lambda launcher, m=model, d=dtype: _record(launcher, arch, m, d))  # type: ignore[misc]
+
+
+def _record(launcher: Any, arch: str, model: ModelShape, dtype: str) -> None:
+    """One chunk over arrays without memory."""
+    config = AttentionPrefillConfig(**table_config("attention_prefill", arch, head_dim=model.head_dim))
+    q = ArraySpec((512, model.attention_width), dtype)
+    k_pool = ArraySpec((64 * model.kv_heads * PAGE, model.head_dim), dtype)
+    v_pool = ArraySpec((64 * model.kv_heads * model.head_dim, PAGE), dtype)
+    arrays = (q, k_pool, v_pool, ArraySpec(64, "int32"), ArraySpec(1, "int32"), q)
+    attention_prefill(launcher, *arrays, kv_heads=model.kv_heads, head_dim=model.head_dim, config=config)

@@ -15,9 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
+from kernels.configs import config as table_config
 from kernels.launch import check_array, with_hints
+from kernels.shapes import MODELS, ModelShape
+from kernels.specs import ArraySpec, Case
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kernels.launch import Launcher
 
 CI = ct.Constant[int]
@@ -299,3 +304,30 @@ def _launch(
     constants = (c.tile_m, c.tile_n, c.tile_k, c.group, c.latency, int(bias is not None), int(launcher.pdl))
     args = (x, w, w if bias is None else bias, *outputs, *constants)
     launcher(with_hints(kernel, **c.hints), (grid, 1, 1), args)
+
+
+def compile_cases(arch: str) -> Iterator[Case]:
+    """Every product of every model for a short prompt, two chunk lengths and a long one."""
+    for name, model in MODELS.items():
+        for tokens in (16, 64, 512, 4096):
+            yield Case(name, lambda launcher, m=model, t=tokens: _record(launcher, arch, m, t))  # type: ignore[misc]
+
+
+def _record(launcher: Any, arch: str, model: ModelShape, tokens: int) -> None:
+    """A layer's four products over arrays without memory."""
+    for product, (n, k) in model.products.items():
+        op = {"qkv": "", "o": "_residual", "up": f"_{model.activation}", "down": "_residual"}.get(product)
+        if op is None:
+            continue
+        family = f"linear_prefill{op}"
+        config = LinearPrefillConfig(**table_config(family, arch, tokens=tokens, n=n, k=k))
+        x, w = ArraySpec((tokens, k), "bfloat16"), ArraySpec((n, k), "bfloat16")
+        if op == "":
+            linear_prefill(launcher, x, w, ArraySpec((tokens, n), "bfloat16"), config=config)
+        elif op == "_residual":
+            linear_prefill_residual(launcher, x, w, ArraySpec((tokens, n), "float32"), config=config)
+        elif op == "_swiglu":
+            linear_prefill_swiglu(launcher, x, w, ArraySpec((tokens, n // 2), "bfloat16"), config=config)
+        else:
+            coefficients, y = ArraySpec(4, "float32"), ArraySpec((tokens, n), "bfloat16")
+            linear_prefill_xielu(launcher, x, w, coefficients, y, config=config)

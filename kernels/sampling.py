@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
+from kernels.configs import config as table_config
 from kernels.launch import check_array
 from kernels.sampling_draw import sample_draw_kernel
 from kernels.sampling_layout import (
@@ -39,8 +40,12 @@ from kernels.sampling_layout import (
     advance,
     read,
 )
+from kernels.shapes import MODELS
+from kernels.specs import ArraySpec, Case
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kernels.launch import Launcher
 
 CI = ct.Constant[int]
@@ -234,7 +239,7 @@ def sample_rank_kernel(
 
     won_values, won_ids [CANDIDATES * SUB]: of sample_select, flat; settings [8] float32; state [8] int32;
     sorted_values [CANDIDATES] float32; sorted_ids [CANDIDATES] int32. k as in sample_select.
-    Grid (CANDIDATES * SUB / OWN,): one block owns OWN ids of one run. It leaves at once where its run was not chosen or
+    Grid (min(CANDIDATES, runs) * SUB / OWN,): one block owns OWN ids of one run. It leaves at once where its run was not chosen or
     where all its ids are smaller than the smallest chosen maximum, so than k others: most blocks do.
     Compares only.
     Columns past the chosen runs are not compared; entries of `sorted` from k on are left as they were.
@@ -356,16 +361,10 @@ def sample(
     launcher(sample_adjust_kernel, (chunks, 1, 1), (*args, chunk, sub, pdl))
     args = (w.adjusted, w.run_maxima, settings, state, w.won_values, w.won_ids)
     launcher(sample_select_kernel, (chunks, 1, 1), (*args, chunk, sub, COMPARES * sub // chunk, pdl))
-    args = (
-        w.won_values.reshape(-1),
-        w.won_ids.reshape(-1),
-        w.run_maxima,
-        settings,
-        state,
-        w.sorted_values,
-        w.sorted_ids,
-    )
-    launcher(sample_rank_kernel, (CANDIDATES * sub // own, 1, 1), (*args, sub, own, COMPARES // own, pdl))
+    args = (w.won_values.reshape(-1), w.won_ids.reshape(-1), w.run_maxima, settings, state)
+    args += (w.sorted_values, w.sorted_ids)
+    rows = min(CANDIDATES, chunks * chunk // sub)
+    launcher(sample_rank_kernel, (rows * sub // own, 1, 1), (*args, sub, own, COMPARES // own, pdl))
     args = (flat, w.adjusted, w.partials, w.sorted_values, w.sorted_ids, settings, state, token_state)
     args += (outputs.sampled, outputs.length, outputs.ids, outputs.logprobs)
     launcher(sample_draw_kernel, (1, 1, 1), (*args, _power_of_two(chunks), config.tail, pdl))
@@ -385,3 +384,25 @@ def _check_outputs(op: str, state: Any, outputs: SampleOutputs) -> None:
 def _power_of_two(count: int) -> int:
     """The tile that holds `count` elements, at least one a thread."""
     return max(128, 1 << (count - 1).bit_length())
+
+
+def compile_cases(arch: str) -> Iterator[Case]:
+    """Both samplers with each vocabulary."""
+    for name, model in MODELS.items():
+        yield Case(name, lambda launcher, v=model.vocab: _record(launcher, arch, v))  # type: ignore[misc]
+
+
+def _record(launcher: Any, arch: str, vocab: int) -> None:
+    """Both samplers over arrays without memory."""
+    logits = ArraySpec((1, vocab), "float32")
+    ring = (ArraySpec(1, "int32"), ArraySpec(1, "int32"), ArraySpec(64, "int32"), ArraySpec(64, "float32"))
+    state, outputs = ArraySpec(STATE_WORDS, "int32"), SampleOutputs(*ring)
+    greedy = ArgmaxConfig(**table_config("argmax", arch, vocab=vocab))
+    chunks = -(-vocab // greedy.chunk)
+    partials = (ArraySpec(chunks, "float32"), ArraySpec(chunks, "int32"))
+    argmax(launcher, logits, *partials, state, outputs, vocab=vocab, config=greedy)
+    config = SampleConfig(**table_config("sample", arch, vocab=vocab))
+    shapes = sample_workspace_shapes(vocab, config)
+    workspace = SampleWorkspace(**{name: ArraySpec(*shape) for name, shape in shapes.items()})
+    arrays = (ArraySpec(vocab, "int32"), ArraySpec(SETTINGS, "float32"), state, workspace, outputs)
+    sample(launcher, logits, *arrays, config=config)

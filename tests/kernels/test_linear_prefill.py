@@ -54,9 +54,7 @@ class TestForms:
         before = normal((size[0], size[1]), "float32", seed=4)
         residual = machine.array(before)
         bias = machine.array(b) if with_bias else None
-        linear_prefill_residual(
-            machine.launcher, machine.array(x), machine.array(w), residual, config=SMALL, bias=bias
-        )
+        linear_prefill_residual(machine.launcher, machine.array(x), machine.array(w), residual, config=SMALL, bias=bias)
         assert_close(machine.host(residual), reference.product(x, w, b if with_bias else None) + before)
 
     @pytest.mark.parametrize("split", [False, True], ids=["interleaved", "split"])

@@ -7,9 +7,7 @@ import numpy as np
 PAGE = 64
 
 
-def fill_pools(
-    k_pool: np.ndarray, v_pool: np.ndarray, k: np.ndarray, v: np.ndarray, block_table: np.ndarray
-) -> None:
+def fill_pools(k_pool: np.ndarray, v_pool: np.ndarray, k: np.ndarray, v: np.ndarray, block_table: np.ndarray) -> None:
     """Write k, v [positions, kv_heads, D] through the block table into their pools.
 
     k_pool [pages * kv_heads * 64, D], row (page * kv_heads + head) * 64 + slot;
