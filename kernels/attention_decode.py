@@ -173,7 +173,7 @@ def attention_page_kernel(
         at = s * PAGE + ct.arange(PAGE, dtype=ct.int32).reshape((PAGE, 1))
         scores = ct.where(at < pos, scores, NEVER)
         m = ct.max(scores, axis=0, keepdims=True)
-        p = ct.exp2(scores - m)
+        p = ct.where(at < pos, ct.exp2(scores - m), 0.0)  # a page without older positions: 1 everywhere otherwise
         acc = ct.mma(values, p.astype(q.dtype), ct.zeros((D, COLUMNS), dtype=ct.float32))
         _store_split(out, stats, h, s, acc, m, ct.sum(p, axis=0, keepdims=True), D)
     else:

@@ -44,9 +44,9 @@ class KvPool:
     def free_tokens(self) -> int:
         return len(self._free) * PAGE_SIZE
 
-    def clear(self, device: Device) -> None:
+    def clear_scratch(self, device: Device) -> None:
         for array in (*self.k, *self.v):
-            device.clear(array)
+            device.clear(array[: len(array) // self.pages])
 
     def take(self, count: int) -> list[int]:
         """Raises OutOfMemoryError."""

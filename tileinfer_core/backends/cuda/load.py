@@ -52,7 +52,7 @@ def load_runner(
     )
     arrays = allocate(model, device, half)
     runner = CudaRunner(model, device, arrays, memory=memory, specs=specs(memory.context), half=half)
-    warmup = KernelWarmup(runner.plans, runner.bucket_ends, device)
+    warmup = KernelWarmup(runner.plans, runner.bucket_ends, device, runner.buffers["length"], runner.prefill_chunk)
     warmup.start()
     try:
         if files is None:
@@ -60,6 +60,7 @@ def load_runner(
         else:
             load_weights(model, files, arrays, device, on_progress)
         runner.compile_s = warmup.finish(on_progress)
+        runner.forget_warmup()
     except BaseException:
         warmup.cancel()
         raise

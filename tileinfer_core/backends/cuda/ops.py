@@ -11,7 +11,7 @@ The norm is folded into the products: a product writes `scaled` and its sums, th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kernels import configs
 from kernels.attention_decode import attention_config, attention_decode, context_bucket, workspace_floats
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 
     Buffers = Mapping[str, Array]
 
+Config = TypeVar("Config")
 MAX_GROUP = 8  # query heads of a key/value head: the columns of one matrix product
 SIZE_STEP = 8  # elements of a 16-byte load
-SAMPLE = SampleConfig()
 _SAMPLE_ARRAYS = ("adjusted", "run_maxima", "partials", "won_values", "won_ids", "sorted_values", "sorted_ids")
 
 
 def workspace_specs(model: ModelDefinition, arch: str, context: int) -> dict[str, tuple[tuple[int, ...], str]]:
     """What the kernels need for themselves: name -> shape and dtype. Names that end in _sums must start as zeros."""
-    s = model.structure
-    shapes = sample_workspace_shapes(model.config.vocab_size, SAMPLE)
+    s, vocab = model.structure, model.config.vocab_size
+    shapes = sample_workspace_shapes(vocab, configured(SampleConfig, "sample", arch, vocab=vocab))
     specs = {f"sample_{name}": spec for name, spec in shapes.items()}
     specs["o_sums"] = ((1, square_slots(arch, s.hidden_size, s.q_size)), "float32")
     specs["down_sums"] = ((1, square_slots(arch, s.hidden_size, s.intermediate_size)), "float32")
@@ -59,6 +59,14 @@ def _attention_floats(s: LayerStructure, arch: str, context: int) -> int:
     shape = (s.num_attention_heads, s.num_key_value_heads, s.head_dim)
     steps = (attention_config(arch, s.num_key_value_heads, end) for end in bucket_ends(s, arch, context))
     return max(workspace_floats(config, *shape) for config in steps)
+
+
+def configured(kind: type[Config], family: str, arch: str, **shape: int) -> Config:
+    """The table's row for a shape; a family or shape without one takes the defaults."""
+    try:
+        return kind(**configs.config(family, arch, **shape))
+    except KeyError:
+        return kind()
 
 
 def bucket_end(structure: LayerStructure, arch: str, length: int, context: int) -> int:
@@ -104,23 +112,22 @@ class Ops:
 
     def linear_rows(self, x: Array, w: Array, bias: Array, y: Array) -> None:
         """y [T, N] half."""
-        linear_prefill(self._launcher, x, w, y, config=self._product("linear_prefill", x, w), bias=bias)
+        linear_prefill(self._launcher, x, w, y, config=self._product("", x, w), bias=bias)
 
     def add_linear_rows(self, x: Array, w: Array, bias: Array, stream: Array) -> None:
         """stream [T, N] float32 += x · wᵀ."""
-        config = self._product("linear_prefill_residual", x, w)
-        linear_prefill_residual(self._launcher, x, w, stream, config=config, bias=bias)
+        linear_prefill_residual(self._launcher, x, w, stream, config=self._product("_residual", x, w), bias=bias)
 
     def swiglu_rows(self, x: Array, w: Array, bias: Array, y: Array) -> None:
         """y [T, F] half."""
-        linear_prefill_swiglu(self._launcher, x, w, y, config=self._product("linear_prefill_swiglu", x, w), bias=bias)
+        linear_prefill_swiglu(self._launcher, x, w, y, config=self._product("_swiglu", x, w), bias=bias)
 
-    def _product(self, family: str, x: Array, w: Array) -> LinearPrefillConfig:
-        (rows, k), n = x.shape, w.shape[0]
-        try:
-            return LinearPrefillConfig(**configs.config(family, self._launcher.arch, rows=rows, n=n, k=k))
-        except KeyError:
-            return LinearPrefillConfig()
+    def _product(self, form: str, x: Array, w: Array) -> LinearPrefillConfig:
+        (tokens, k), n = x.shape, w.shape[0]
+        return self._configured(LinearPrefillConfig, f"linear_prefill{form}", tokens=tokens, n=n, k=k)
+
+    def _configured(self, kind: type[Config], family: str, **shape: int) -> Config:
+        return configured(kind, family, self._launcher.arch, **shape)
 
     def rope_rows(self, qkv: Array, norms: tuple[Array, Array], b: Buffers, pages: tuple[Array, ...], q: Array) -> None:
         """Rotated queries to q [T, H·d], keys and values to the pages (k, v, block table)."""
@@ -133,7 +140,7 @@ class Ops:
     def attend_rows(self, q: Array, pages: tuple[Array, ...], start: Array, out: Array) -> None:
         """out [T, H·d]."""
         k, v, table = pages
-        config = AttentionPrefillConfig()
+        config = self._configured(AttentionPrefillConfig, "attention_prefill", head_dim=self._s.head_dim)
         attention_prefill(self._launcher, q, k, v, table, start, out, config=config, **self._heads)
 
     # -- one token
@@ -185,4 +192,5 @@ class Ops:
         ring = b["ring"]
         outputs = SampleOutputs(b["sampled"], b["length"], ring[0], ring[1].view("float32"))
         args = (b["logits"], b["token_state"], b["settings"], b["state"])
-        sample(self._launcher, *args, workspace, outputs, config=SAMPLE)
+        config = self._configured(SampleConfig, "sample", vocab=b["logits"].shape[1])
+        sample(self._launcher, *args, workspace, outputs, config=config)

@@ -78,11 +78,12 @@ class Plans:
 
     # -- prefill
 
-    def prefill(self, rows: int) -> list[Recorded]:
+    def prefill(self, rows: int, layers: int | None = None) -> list[Recorded]:
+        """`layers` cuts the plan short, for a look at its kernels: all layers are alike."""
         o, b, w = self._ops(), self._b, self._weights
         x = b["rows_residual"][:rows]  # [T, D]
         o.embed_rows(b["token_ids"][:rows], w.embedding, x)
-        for index, layer in enumerate(w.layers):
+        for index, layer in enumerate(w.layers[:layers]):
             self._prefill_layer(o, layer, index, x)
         return o.records
 
@@ -120,12 +121,13 @@ class Plans:
         o.sample(self._b)
         return o.records
 
-    def decode(self, context: int) -> list[Recorded]:
+    def decode(self, context: int, layers: int | None = None) -> list[Recorded]:
         """One step for a sequence of at most `context` tokens with its own."""
         o, b, w = self._ops(), self._b, self._weights
-        norms = [layer.input_norm for layer in w.layers[1:]] + [w.norm]
+        here = w.layers[:layers]
+        norms = [layer.input_norm for layer in here[1:]] + [w.norm]
         o.embed_row(w.embedding, w.layers[0].input_norm, b)
-        for index, (layer, next_norm) in enumerate(zip(w.layers, norms, strict=True)):
+        for index, (layer, next_norm) in enumerate(zip(here, norms, strict=True)):
             o.qkv_row(layer.qkv, layer.qkv_bias, b)
             o.attend_row((layer.q_norm, layer.k_norm), self._pages(index), context, b)
             o.o_row(layer.o, layer.o_bias, layer.post_norm, b)

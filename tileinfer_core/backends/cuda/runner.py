@@ -167,6 +167,11 @@ class CudaRunner:
         """The longest sequence of each decode step's graph."""
         return ops.bucket_ends(self._structure, self.device.arch, self.memory.context)
 
+    def forget_warmup(self) -> None:
+        """The scratch page took what kernels made of weights that were not there yet: it must hold finite numbers."""
+        self.pool.clear_scratch(self.device)
+        self.device.synchronize()
+
     def close(self) -> None:
         self.device.synchronize()
         self.graphs.clear()

@@ -1,18 +1,25 @@
-"""All kernels of a model compiled in parallel before the first token.
+"""All kernels of a model compiled in parallel before the first token, and loaded onto the device.
 
 A model's plans name every kernel with the arrays it will get, so what is compiled is what will be launched. Results go
-to cuda-tile's cache on disk; on the next run there is nothing left to compile. tileiras runs in processes of its own:
-compilation goes on while the weights are read.
+to cuda-tile's cache on disk, with a stamp for what is in it: on the next run nothing is compiled again. Then each
+kernel is launched once, on one layer and the scratch page, because cuda-tile builds its own code for a kernel at the
+first launch (some 0.1 s each) and the driver loads it then. Both happen in a thread while the weights are read:
+tileiras runs in processes of its own, and reading files holds no lock of Python's.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
 import os
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kernels.compile import CompileError, compile_all
+import numpy as np
+
+from kernels.compile import CompileError, cache_dir, compile_all, distinct
 from tileinfer_core.backends.cuda.buffers import ROW_STEP
 from tileinfer_core.errors import BackendError
 from tileinfer_core.progress import ProgressEvent
@@ -21,21 +28,24 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kernels.specs import Recorded
-    from tileinfer_core.backends.cuda.device import Device
+    from tileinfer_core.backends.cuda.device import Array, Device
     from tileinfer_core.backends.cuda.plan import Plans
     from tileinfer_core.progress import OnProgress
 
 TASK = "compile kernels"
 MAX_COMPILERS = 8
+PREFILL_ROWS = (ROW_STEP, 128, 256, 512, 1024, 2048)  # lengths at which the kernels' configurations change
 
 
 class KernelWarmup:
-    """Compiles in a thread of its own. `finish` waits for it, shows how far it is, and raises what went wrong."""
+    """Works in a thread of its own. `finish` waits for it, shows how far it is, and raises what went wrong."""
 
-    def __init__(self, plans: Plans, buckets: Sequence[int], device: Device) -> None:
+    def __init__(self, plans: Plans, ends: Sequence[int], device: Device, length: Array, chunk: int) -> None:
         self._plans = plans
-        self._buckets = buckets
+        self._ends = ends
         self._device = device
+        self._length = length
+        self._rows = [rows for rows in PREFILL_ROWS if rows <= chunk]
         self._state = threading.Condition()
         self._done = 0
         self._total: int | None = None
@@ -49,17 +59,18 @@ class KernelWarmup:
         self._thread.start()
 
     def cancel(self) -> None:
-        """Leave compilers that run to themselves; start no more."""
+        """Start nothing more; a compiler that runs is left to itself."""
         self._cancelled = True
 
     def finish(self, on_progress: OnProgress) -> float:
-        """Seconds that compilers have run for.
+        """Seconds that compilers have run for; 0 when the cache had everything.
 
         Raises:
             BackendError: naming the kernel and what to do.
         """
         shown = -1
-        while True:
+        finished = False
+        while not finished:
             with self._state:
                 if not self._finished and self._done <= shown:
                     self._state.wait(timeout=0.2)
@@ -67,37 +78,39 @@ class KernelWarmup:
             if total and done != shown:
                 on_progress(ProgressEvent(TASK, done, total, "kernels"))
                 shown = done
-            if finished:
-                break
         if self._error is not None:
             raise self._error
         return self._seconds
 
     def records(self) -> list[Recorded]:
-        """Every launch of every kind of step."""
+        """Each kernel at least once, in the order of a prompt and its answer: one layer of every kind of step."""
         plans = self._plans
-        found = [*plans.prefill(ROW_STEP), *plans.head(), *plans.sample()]
-        for bucket in self._buckets:
-            found += plans.decode(bucket)
+        found = [record for rows in self._rows for record in plans.prefill(rows, layers=1)]
+        found += [*plans.head(), *plans.sample()]
+        for end in self._ends:
+            found += plans.decode(end, layers=1)
         return found
 
     def _run(self) -> None:
         try:
-            self._compile()
+            records = self.records()
+            stamp = stamp_path(records, self._device.arch)
+            if stamp is None or not stamp.exists():
+                self._compile(records)
+                _write(stamp)
+            self._prime(records)
         except Exception as error:  # handed over to `finish`
             self._error = error
         with self._state:
             self._finished = True
             self._state.notify_all()
 
-    def _compile(self) -> None:
+    def _compile(self, records: Sequence[Recorded]) -> None:
         start = time.perf_counter()
+        workers = min(MAX_COMPILERS, os.cpu_count() or 1)
+        timeout = compiler_timeout()
         for result in compile_all(
-            self.records(),
-            self._device.arch,
-            workers=min(MAX_COMPILERS, os.cpu_count() or 1),
-            report=False,
-            on_progress=self._count,
+            records, self._device.arch, workers=workers, timeout=timeout, on_progress=self._count, disassemble="never"
         ):
             if isinstance(result, CompileError):
                 raise BackendError(f"the kernel {result}", hint=result.hint) from result
@@ -110,3 +123,54 @@ class KernelWarmup:
         with self._state:
             self._done, self._total = done, total
             self._state.notify_all()
+
+    def _prime(self, records: Sequence[Recorded]) -> None:
+        """Launch each distinct kernel once. The block table names the scratch page, weights may still be arriving."""
+        for record in distinct(records):
+            if self._cancelled:
+                return
+            self._device.copy_in(self._length, np.ones(1, np.int32))
+            self._device.run([record])
+        self._device.synchronize()
+
+
+def compiler_timeout() -> float:
+    """Seconds for one kernel. cuda-tile's own variable, so that launches outside the warm-up keep it too."""
+    return float(os.environ.get("CUDA_TILE_COMPILER_TIMEOUT_SEC") or 300)
+
+
+def stamp_path(records: Sequence[Recorded], arch: str) -> Path | None:
+    """A file that exists once all of `records` are in cuda-tile's cache; None when the cache is off.
+
+    Its name covers what a cached kernel depends on: the kernels and their signatures, their sources, the versions of
+    cuda-tile and tileiras. A cache that has dropped entries since costs their compilation at the first launch.
+    """
+    folder = cache_dir()
+    if folder is None:
+        return None
+    digest = hashlib.sha256(arch.encode())
+    for package in ("cuda-tile", "nvidia-cuda-tileiras"):
+        digest.update(_version(package).encode())
+    sources = set()
+    for record in distinct(records):
+        digest.update(repr(record.identity()).encode())
+        sources.add(Path(record.kernel._pyfunc.__code__.co_filename).parent)  # noqa: SLF001
+    for source in sorted(path for folder_ in sources for path in folder_.glob("*.py")):
+        digest.update(str(source).encode() + source.read_bytes())
+    return folder / "tileinfer" / f"{digest.hexdigest()[:32]}.complete"
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _write(stamp: Path | None) -> None:
+    if stamp is not None:
+        try:
+            stamp.parent.mkdir(parents=True, exist_ok=True)
+            stamp.touch()
+        except OSError:
+            return  # a cache that can't be written only costs time
