@@ -19,13 +19,23 @@ from tileinfer_core.dtypes import BFLOAT16
 from tileinfer_core.errors import BackendError, OutOfMemoryError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from kernels.specs import Recorded
     from tileinfer_core.backends.cuda.device import Array, Event, Graph, HostArray
 
 runtime = cupy.cuda.runtime
 FIRST_PDL_ARCH = 90
+
+
+@contextlib.contextmanager
+def device_errors() -> Iterator[None]:
+    """A kernel that fails does so later, at whatever call asks the device next."""
+    try:
+        yield
+    except runtime.CUDARuntimeError as error:
+        hint = "run again; if it repeats, report it with the output of `tileinfer doctor`"
+        raise BackendError(f"the GPU stopped: {error}", hint=hint) from error
 
 
 class GpuEvent:
@@ -40,7 +50,8 @@ class GpuEvent:
         return self._event
 
     def wait(self) -> None:
-        self._event.synchronize()
+        with device_errors():
+            self._event.synchronize()
 
 
 class CapturedGraph:
@@ -52,7 +63,8 @@ class CapturedGraph:
         self._step = tuple(step)
 
     def launch(self) -> None:
-        self._graph.launch(self._stream)
+        with device_errors():
+            self._graph.launch(self._stream)
 
 
 class GpuDevice:
@@ -150,11 +162,8 @@ class GpuDevice:
             self._stream.end_capture()
 
     def synchronize(self) -> None:
-        try:
+        with device_errors():
             self._stream.synchronize()
-        except runtime.CUDARuntimeError as error:
-            hint = "run again; if it repeats, report it with the output of `tileinfer doctor`"
-            raise BackendError(f"{self.name}: a kernel failed: {error}", hint=hint) from error
 
     def close(self) -> None:
         self._readback.synchronize()

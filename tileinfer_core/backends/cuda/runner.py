@@ -15,6 +15,7 @@ import numpy as np
 
 from tileinfer_core.backends.cuda import buffers as buf
 from tileinfer_core.backends.cuda import ops
+from tileinfer_core.backends.cuda.ceilings import measure_ceilings
 from tileinfer_core.backends.cuda.graphs import GraphCache
 from tileinfer_core.backends.cuda.kv_pool import BlockTable, KvPool, SequencePages
 from tileinfer_core.backends.cuda.memory import kv_bytes_per_token
@@ -57,6 +58,7 @@ class CudaRunner:
         self.memory = memory
         self.context_limit = memory.context
         self.compile_s = 0.0
+        self.device_name = device.name
         self.weight_bytes = sum(int(array.nbytes) for array in arrays.values())
         self.kv_bytes_per_token = kv_bytes_per_token(model, buf.item_bytes(half))
         self.pool = KvPool(device, model.structure, model.config.num_hidden_layers, memory.pages, half)
@@ -166,6 +168,10 @@ class CudaRunner:
     def bucket_ends(self) -> list[int]:
         """The longest sequence of each decode step's graph."""
         return ops.bucket_ends(self._structure, self.device.arch, self.memory.context)
+
+    def ceilings(self) -> tuple[float, float]:
+        """Bytes per second of a copy and of a read-only stream, measured now."""
+        return measure_ceilings(self.device)
 
     def forget_warmup(self) -> None:
         """The scratch page took what kernels made of weights that were not there yet: it must hold finite numbers."""
