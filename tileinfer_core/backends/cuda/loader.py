@@ -2,7 +2,7 @@
 
 A parameter's parts lie in one device array, joined along the rows, or row by row in turn where the kernels want gate
 and up rows interleaved. Host memory is two buffers of at most 64 MiB, whatever the model's size. Files are read with
-pread on a few threads: 64 MiB from the page cache in parallel reads, no page faults of a mapping.
+pread on a few threads: no page faults of a mapping.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 STAGE_BYTES = 64 << 20
 READERS = 4
-READ_BYTES = 4 << 20  # what one thread reads at once
+READ_BYTES = 16 << 20  # what one thread reads at once: few turns at Python's lock while kernels compile beside it
 INTERLEAVED = ("gate_up_proj.weight", "gate_up_proj.bias")
 TASK = "load weights"
 

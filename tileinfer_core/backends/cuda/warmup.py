@@ -1,26 +1,23 @@
 """All kernels of a model compiled in parallel before the first token, and loaded onto the device.
 
 A model's plans name every kernel with the arrays it will get, so what is compiled is what will be launched. Results go
-to cuda-tile's cache on disk, with a stamp for what is in it: on the next run nothing is compiled again. Then each
-kernel is launched once, on one layer and the scratch page, because cuda-tile builds its own code for a kernel at the
-first launch (some 0.1 s each) and the driver loads it then. Both happen in a thread while the weights are read:
+to disk (cubins.py): on the next run nothing is compiled again. Then each kernel is launched once, on one layer and the
+scratch page, because the driver loads a kernel at its first launch. Both happen in a thread while the weights are read:
 tileiras runs in processes of its own, and reading files holds no lock of Python's.
 """
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
 import os
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kernels.compile import CompileError, cache_dir, compile_all, distinct
+from kernels.compile import CompileError, compile_all, distinct
 from tileinfer_core.backends.cuda.buffers import ROW_STEP
+from tileinfer_core.backends.cuda.cubins import CubinStore
 from tileinfer_core.errors import BackendError
 from tileinfer_core.progress import ProgressEvent
 
@@ -93,11 +90,13 @@ class KernelWarmup:
 
     def _run(self) -> None:
         try:
-            records = self.records()
-            stamp = stamp_path(records, self._device.arch)
-            if stamp is None or not stamp.exists():
+            records = distinct(self.records())
+            store = CubinStore.beside_cache(self._device.arch)
+            if store is None or not store.holds(records):
                 self._compile(records)
-                _write(stamp)
+            if store is not None:
+                for record in records:
+                    store.install(record.kernel)
             self._prime(records)
         except Exception as error:  # handed over to `finish`
             self._error = error
@@ -126,7 +125,7 @@ class KernelWarmup:
 
     def _prime(self, records: Sequence[Recorded]) -> None:
         """Launch each distinct kernel once. The block table names the scratch page, weights may still be arriving."""
-        for record in distinct(records):
+        for record in records:
             if self._cancelled:
                 return
             self._device.copy_in(self._length, np.ones(1, np.int32))
@@ -137,40 +136,3 @@ class KernelWarmup:
 def compiler_timeout() -> float:
     """Seconds for one kernel. cuda-tile's own variable, so that launches outside the warm-up keep it too."""
     return float(os.environ.get("CUDA_TILE_COMPILER_TIMEOUT_SEC") or 300)
-
-
-def stamp_path(records: Sequence[Recorded], arch: str) -> Path | None:
-    """A file that exists once all of `records` are in cuda-tile's cache; None when the cache is off.
-
-    Its name covers what a cached kernel depends on: the kernels and their signatures, their sources, the versions of
-    cuda-tile and tileiras. A cache that has dropped entries since costs their compilation at the first launch.
-    """
-    folder = cache_dir()
-    if folder is None:
-        return None
-    digest = hashlib.sha256(arch.encode())
-    for package in ("cuda-tile", "nvidia-cuda-tileiras"):
-        digest.update(_version(package).encode())
-    sources = set()
-    for record in distinct(records):
-        digest.update(repr(record.identity()).encode())
-        sources.add(Path(record.kernel._pyfunc.__code__.co_filename).parent)  # noqa: SLF001
-    for source in sorted(path for folder_ in sources for path in folder_.glob("*.py")):
-        digest.update(str(source).encode() + source.read_bytes())
-    return folder / "tileinfer" / f"{digest.hexdigest()[:32]}.complete"
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
-def _write(stamp: Path | None) -> None:
-    if stamp is not None:
-        try:
-            stamp.parent.mkdir(parents=True, exist_ok=True)
-            stamp.touch()
-        except OSError:
-            return  # a cache that can't be written only costs time
