@@ -51,13 +51,16 @@ def sha256(data: bytes) -> str:
 
 
 class HubServer:
-    """`requests` lists (method, path, Range header) in order; `cut` and `alter` make it misbehave, once per entry."""
+    """`requests` lists (method, path, Range header); cut, alter and stall make it misbehave, once per entry."""
 
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
         self.requests: list[tuple[str, str, str | None]] = []
         self.cut: dict[str, int] = {}  # file name → close the connection after so many bytes of it
         self.alter: dict[str, bytes] = {}  # file name → send these bytes instead
+        self.stall: dict[str, int] = {}  # file name → send so many bytes of it, then nothing until `go` is set
+        self.stalled = threading.Event()
+        self.go = threading.Event()
         self.status: int | None = None  # answer everything with this status
         self.ranges = True  # honour Range requests
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
@@ -80,6 +83,7 @@ class HubServer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.go.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -178,8 +182,13 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
                 data = data[: hub.cut.pop(file)]
                 self.close_connection = True
             try:
+                if file in hub.stall:
+                    count = hub.stall.pop(file)
+                    self.wfile.write(data[:count])
+                    data = data[count:]
+                    hub.stalled.set()
+                    hub.go.wait(60)
                 self.wfile.write(data)
-                self.wfile.flush()
             except OSError:  # the client went away, as some tests do
                 self.close_connection = True
 

@@ -77,6 +77,8 @@ class AnswerView:
         self._err.end_line()
         if not self._silent:
             self._out.end_line()
+            if self._err.look.terminal:
+                self._out.drain()
 
 
 def print_ending(streams: Streams, finished: Finished, *, limit_origin: str) -> None:

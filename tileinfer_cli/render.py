@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import textwrap
 import time
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -32,21 +34,33 @@ _SHOW_AFTER_S = 0.15  # shorter work leaves no trace on the terminal
 
 def print_error(err: TextStream, message: str, hint: str | None) -> None:
     err.styled("error:", f"{BOLD};{RED}")
-    err.write(f" {neutralise(message)}\n")
+    err.write(f" {_folded(err, message, used=7)}\n")
     if hint:
-        err.write(f"  {neutralise(hint)}\n")
+        err.write(f"  {_folded(err, hint, used=2)}\n")
 
 
 def print_warning(err: TextStream, message: str) -> None:
     err.end_line()
     err.styled("warning:", YELLOW)
-    err.write(f" {neutralise(message)}\n")
+    err.write(f" {_folded(err, message, used=9)}\n")
 
 
 def print_note(err: TextStream, message: str) -> None:
     err.end_line()
-    err.styled(neutralise(message), DIM)
+    err.styled(_folded(err, message, used=0), DIM)
     err.write("\n")
+
+
+def _folded(stream: TextStream, text: str, *, used: int) -> str:
+    """The text, on a terminal broken between words; later lines are indented by two. Words stay whole, for copying."""
+    text = neutralise(text)
+    if not stream.look.terminal:
+        return text
+    width = shutil.get_terminal_size().columns
+    lines = textwrap.wrap(
+        " " * used + text, max(width, 20), break_long_words=False, break_on_hyphens=False, replace_whitespace=False
+    )
+    return "\n  ".join(lines)[used:]
 
 
 def print_json(out: TextStream, document: Any) -> None:

@@ -7,6 +7,7 @@ is UTF-8, whatever the locale says. A closed stderr swallows the talk; a closed 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -20,15 +21,16 @@ try:
     import fcntl
     import termios
 except ImportError:  # no pipes of this kind on Windows
-    fcntl = None  # type: ignore[assignment]
+    fcntl = termios = None  # type: ignore[assignment]
 
 from tileinfer_core.errors import DiskError, TileinferError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 # C0 without tab and newline, DEL, and C1: what a terminal obeys instead of showing.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_READER_LAG_S = 0.05  # what a reader of our pipe may take to pass on what it has read
 
 
 def neutralise(text: str) -> str:
@@ -76,10 +78,7 @@ class TextStream:
     @property
     def descriptor(self) -> int | None:
         """The file descriptor; None for a stream that is closed or only in memory."""
-        try:
-            return self._stream.fileno() if self._stream is not None else None
-        except OSError:  # io.UnsupportedOperation
-            return None
+        return descriptor_of(self._stream)
 
     def write(self, text: str) -> None:
         """Text of any origin. Raises BrokenPipeError, or DiskError when the device is full (required streams only)."""
@@ -119,6 +118,7 @@ class TextStream:
         try:
             while time.monotonic() < end and _unread_bytes(descriptor):
                 time.sleep(0.005)
+            time.sleep(_READER_LAG_S)
         except OSError:  # not a pipe
             return
 
@@ -148,9 +148,32 @@ class TextStream:
             raise DiskError(f"could not write to {self.name}: {error.strerror}") from error
 
 
+@contextlib.contextmanager
+def keys_unseen(stdin: IO[str] | None) -> Iterator[None]:
+    """Keys typed while an answer is written are kept for the next line, and not echoed into the answer."""
+    descriptor = descriptor_of(stdin)
+    if termios is None or descriptor is None or not os.isatty(descriptor):
+        yield
+        return
+    before = termios.tcgetattr(descriptor)
+    changed = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    termios.tcsetattr(descriptor, termios.TCSADRAIN, changed)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
 def _unread_bytes(descriptor: int) -> int:
     answer = fcntl.ioctl(descriptor, termios.FIONREAD, b"\0" * 4)
     return int.from_bytes(answer, sys.byteorder)
+
+
+def descriptor_of(stream: IO[str] | None) -> int | None:
+    try:
+        return stream.fileno() if stream is not None else None
+    except OSError:  # io.UnsupportedOperation
+        return None
 
 
 def silence(stream: IO[str] | None) -> None:

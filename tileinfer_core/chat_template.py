@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 TEMPLATE_FILE = "chat_template.jinja"
 NAMED_FOLDER = "additional_chat_templates"
-MAX_BYTES = 1 << 20  # the longest in the wild has about 40 kB
+MAX_BYTES = 1 << 18  # the longest in the wild has about 40 kB
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +111,14 @@ class ChatTemplate:
 
         def render(change: Callable[[str], str]) -> str:
             values = {"messages": [_changed(table, change) for table in tables], "tools": _changed(tools, change)}
-            return self._run(template, source, date, {**fixed, **values})
+            self._environment.start(date, sum(map(len, texts)))
+            return self._run(template, source, {**fixed, **values})
 
-        texts = [text for table in tables for key, text in table.items() if key != "role"]
-        return mark_segments(render, [*texts, *_texts(tools)], source.text, ModelError)
+        texts = [text for table in tables for key, text in table.items() if key != "role"] + _texts(tools)
+        return mark_segments(render, texts, source.text, ModelError)
 
     def _compile(self, source: _Source) -> Template:
         if source.where not in self._compiled:
-            self._environment.budget = type(self._environment.budget)()
             try:
                 tree = self._environment.metered(source.text)
                 code = self._environment.compile(tree, filename=source.where)
@@ -127,8 +127,7 @@ class ChatTemplate:
             self._compiled[source.where] = Template.from_code(self._environment, code, self._environment.globals.copy())
         return self._compiled[source.where]
 
-    def _run(self, template: Template, source: _Source, date: dt.date, values: dict[str, Any]) -> str:
-        self._environment.start(date)
+    def _run(self, template: Template, source: _Source, values: dict[str, Any]) -> str:
         try:
             return "".join(template.generate(**values))
         except Exception as error:  # whatever a template's code can raise, from a missing key to deep recursion
@@ -137,7 +136,7 @@ class ChatTemplate:
     def _located(self, error: Exception, source: _Source) -> ModelError:
         line = error.lineno if isinstance(error, TemplateSyntaxError) else _line(error, source.where)
         place = f"{source.where}:{line}" if line else source.where
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = " ".join(str(error).split()) or type(error).__name__  # a MemoryError says nothing
         if isinstance(error, RefusedConversationError):
             return ModelError(f"{place}: the chat template refuses this conversation: {reason:.300}")
         return ModelError(

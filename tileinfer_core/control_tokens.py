@@ -7,6 +7,7 @@ newlines) are ordinary vocabulary.
 
 from __future__ import annotations
 
+import itertools
 import re
 import secrets
 from typing import TYPE_CHECKING
@@ -51,18 +52,24 @@ class ControlTokens:
     def _make_aliases(self, backend: Backend, ids: Mapping[str, int]) -> None:
         # 48 random bits: whoever writes a prompt can't guess them
         self._nonce = "".join(chr(_PRIVATE_USE + secrets.randbelow(0xFFFE)) for _ in range(3))
-        serial = 0
-        for content, token in self._tokens.items():
-            alias, alias_id = "", None
-            while alias_id is None or backend.model.id_to_token(alias_id) is not None:
-                # A vocabulary with gaps may own the id that the library gives out: take the next one.
-                alias, serial = self._nonce + chr(_PRIVATE_USE + serial), serial + 1
-                backend.add_tokens([_alias_token(alias, token)])
+        serials = itertools.count()
+        waiting = list(self._tokens)
+        while waiting:  # once, but for a vocabulary with gaps: it may own the ids that the library gives out
+            made = {content: f"{self._nonce}{chr(_PRIVATE_USE + next(serials))}" for content in waiting}
+            backend.add_tokens([_alias_token(alias, self._tokens[content]) for content, alias in made.items()])
+            for content, alias in made.items():
                 alias_id = backend.token_to_id(alias)
+                if alias_id is not None and backend.model.id_to_token(alias_id) is None:
+                    self.alias_ids[alias_id] = ids[content]
+                    self._alias_of[content], self._content_of[alias] = alias, content
+            waiting = [content for content in waiting if content not in self._alias_of]
+        self._check(backend)
+
+    def _check(self, backend: Backend) -> None:
+        """Does each alias come out as its one token?"""
+        for (alias, content), alias_id in zip(self._content_of.items(), self.alias_ids, strict=True):
             if backend.encode(alias, add_special_tokens=False).ids.count(alias_id) != 1:
                 raise UnsupportedModelError(f"the normalizer of tokenizer.json deletes the stand-in for {content!r}")
-            self.alias_ids[alias_id] = ids[content]
-            self._alias_of[content], self._content_of[alias] = alias, content
 
     def text_with_aliases(self, segments: Sequence[Segment]) -> str:
         """The joined text, where the control tokens that the template itself wrote are replaced by their aliases."""

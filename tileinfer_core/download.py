@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 TransportError: type[Exception] = next(base for base in HfHubHTTPError.__mro__ if base.__name__ == "HTTPError")
 
 TIMEOUT = 30.0  # seconds without a byte
-PIECE = 1 << 20
+PIECE = 1 << 18
 ATTEMPTS = 5  # in a row without a new byte
 _RANGE_NOT_SATISFIABLE = 416
 

@@ -35,11 +35,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How to load a model. `context` None takes the model's own; `prefill_chunk` tokens go in one matrix product."""
+    """How to load a model. `context` None takes the longest that model and memory allow.
+
+    `prefill_chunk` tokens of a prompt go in one step; None takes what the backend does best.
+    """
 
     backend: str = "auto"
     context: int | None = None
-    prefill_chunk: int = 512
+    prefill_chunk: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +96,26 @@ class Engine:
         model, warnings = define_from_files(config, files)
         encoder = PromptEncoder.load(path, config)
         generation = GenerationConfig.load(path)
-        chunk = options.prefill_chunk
-        runner = load_runner(choice, model, files, context=context, prefill_chunk=chunk, on_progress=on_progress)
-        context = min(context, runner.context_limit or context)
-        load_s = time.perf_counter() - start
-        return cls(folder, config, generation, encoder, runner, choice, context, chunk, load_s, warnings)
+        runner = load_runner(
+            choice,
+            model,
+            files,
+            context=options.context,
+            prefill_chunk=options.prefill_chunk,
+            on_progress=on_progress,
+        )
+        return cls(
+            folder,
+            config,
+            generation,
+            encoder,
+            runner,
+            choice,
+            context_length=min(context, runner.context_limit or context),
+            prefill_chunk=options.prefill_chunk or runner.prefill_chunk,
+            load_s=time.perf_counter() - start,
+            warnings=warnings,
+        )
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -28,6 +28,7 @@ _CAUSES = {
     errno.EROFS: ("the file system is read-only", "set TILEINFER_HOME to a folder that can be written"),
     errno.EACCES: ("permission denied", "set TILEINFER_HOME to a folder that you may write"),
     errno.EPERM: ("permission denied", "set TILEINFER_HOME to a folder that you may write"),
+    errno.EEXIST: ("a file is in the place of a folder", "set TILEINFER_HOME to a folder"),
     errno.ENOTDIR: ("a part of the path is a file, not a folder", "set TILEINFER_HOME to a folder"),
 }
 

@@ -21,6 +21,7 @@ from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type:
 
 from tileinfer_core import demo, hub_cache
 from tileinfer_core.aliases import DEMO, is_hub_id
+from tileinfer_core.completeness import PLAN_NAME
 from tileinfer_core.download import fault, fetch, incomplete_path
 from tileinfer_core.errors import (
     DamagedModelError,
@@ -35,7 +36,7 @@ from tileinfer_core.jsonfile import parse_json_object
 from tileinfer_core.manifest import Manifest, record_of
 from tileinfer_core.progress import OnProgress, ProgressEvent, silent
 from tileinfer_core.pull_plan import PullFile, PullPlan, exclusive
-from tileinfer_core.store import PLAN_NAME, ModelFolder, local_path
+from tileinfer_core.store import ModelFolder, local_path
 from tileinfer_core.weights import INDEX_NAME, SINGLE_NAME, WeightFiles
 
 if TYPE_CHECKING:

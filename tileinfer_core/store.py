@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tileinfer_core import hub_cache
 from tileinfer_core.aliases import DEMO, SHIPPED, aliases_of, is_hub_id, lookup, nearest
+from tileinfer_core.completeness import PLAN_NAME, check_files, quantization, unfinished, whole_manifest
 from tileinfer_core.errors import DamagedModelError, ModelError, ModelNotFoundError, UsageError
 from tileinfer_core.files import PARTIAL, disk_errors, folder_bytes, remove_tree
 from tileinfer_core.manifest import MANIFEST_NAME, Manifest
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from tileinfer_core.settings import Settings
 
 Kind = Literal["tileinfer", "hub-cache", "local"]
-PLAN_NAME = "tileinfer-pull.json"  # in a .partial folder: what an unfinished pull was fetching
 _GGUF_PREFIX = "gguf--"
 Paths: TypeAlias = list[Path]  # the class has a method named list
 Findings: TypeAlias = "list[Finding]"
@@ -165,10 +165,7 @@ class Store:
         key = hashlib.sha256(json.dumps(source).encode()).hexdigest()[:12]
         stem = re.sub(r"[^A-Za-z0-9._-]+", "-", gguf.stem)[:60]
         folder = self.root / f"{_GGUF_PREFIX}{stem}-{key}"
-        manifest = Manifest.load(folder)
-        if manifest is None:
-            manifest = self._convert(gguf, folder, source, on_progress)
-        check_files(name, folder, manifest)
+        manifest = whole_manifest(folder) or self._convert(gguf, folder, source, on_progress)
         return ModelFolder(name, folder, "tileinfer", manifest.revision)
 
     def _convert(self, gguf: Path, folder: Path, source: dict[str, Any], on_progress: OnProgress) -> Manifest:
@@ -176,10 +173,10 @@ class Store:
         from tileinfer_core.gguf_import import convert  # noqa: PLC0415 - 100 ms that only this needs
 
         with exclusive(folder, gguf.name, wait=True):
-            if Manifest.load(folder) is None:
+            if whole_manifest(folder) is None:
                 convert(gguf, folder, on_progress, name=gguf.stem, source=source)
-            manifest = Manifest.load(folder)
-        assert manifest is not None  # noqa: S101 - convert has just written it
+        manifest = Manifest.load(folder)
+        assert manifest is not None  # noqa: S101 - convert has written it
         return manifest
 
     # The list
@@ -236,7 +233,7 @@ class Store:
             files=len(files),
             complete=complete,
             aliases=aliases_of(name, self.aliases),
-            quantization=_quantization(folder),
+            quantization=quantization(folder),
             modified=folder.stat().st_mtime,
         )
 
@@ -327,37 +324,6 @@ def _file_or_folder(path: Path, name: str) -> Literal["file", "folder"]:
         raise ModelNotFoundError(f"{_shown(name)}: {error.strerror}") from error
 
 
-def check_files(name: str, folder: Path, manifest: Manifest) -> None:
-    """Every file of the manifest must be there with its size (no hashing: this runs at every start)."""
-    absent, wrong = [], []
-    for path, record in manifest.files.items():
-        try:
-            size = (folder / path).stat().st_size
-        except OSError:
-            absent.append(path)
-            continue
-        if size != record.bytes:
-            wrong.append(f"{folder / path}: {record.bytes} bytes expected, {size} found")
-    hint = f"run tileinfer pull {name}"
-    if absent:
-        whole, total = len(manifest.files) - len(absent), len(manifest.files)
-        raise DamagedModelError(f"{name}: incomplete, {whole} of {total} files; no {', '.join(absent[:3])}", hint=hint)
-    if wrong:
-        raise DamagedModelError(wrong[0], hint=hint)
-
-
-def unfinished(folder: Path) -> tuple[int, int] | None:
-    """(whole files, all files) of an interrupted pull into `folder`, or None when there is none."""
-    partial = folder.with_name(folder.name + PARTIAL)
-    try:
-        planned = json.loads((partial / PLAN_NAME).read_bytes())["files"]
-        sizes = {str(path): int(size) for path, size in planned.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    whole = sum((partial / path).is_file() and (partial / path).stat().st_size == size for path, size in sizes.items())
-    return whole, len(sizes)
-
-
 def _shown(name: str) -> str:
     """A name for an error message: as typed, or quoted where it has characters that a terminal would act on."""
     return name if name.isprintable() and len(name) <= 120 else repr(name[:120])
@@ -377,16 +343,3 @@ def _is_copy_of(folder: Path, reference: str) -> bool:
     except ModelError:
         return False
     return manifest is not None and manifest.source.get("path") == str(Path(reference).expanduser().absolute())
-
-
-def _quantization(folder: Path) -> str | None:
-    """How the weights are quantised, by config.json; None when they are not, or when that can't be told."""
-    try:
-        config: Any = json.loads((folder / "config.json").read_bytes())
-        section = config.get("quantization_config")
-        if not section:
-            return None
-        bits = section.get("config_groups", {}).get("group_0", {}).get("weights", {}).get("num_bits")
-        return f"int{bits}" if bits else str(section.get("quant_method"))
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
-        return None

@@ -76,9 +76,20 @@ class Marks:
         """Runs of replaced characters, with the whitespace inside a run, are the messages'; the rest the template's."""
         if not self.back:
             return [Segment(marked, special=True)] if marked else []
-        own = "".join(map(chr, self.back))  # private-use characters mean nothing in a character class
-        parts = re.split(f"([{own}]+(?:\\s+[{own}]+)*)", marked)
+        own = f"[{_ranges(self.back)}]+"
+        parts = re.split(f"({own}(?:\\s+{own})*)", marked)
         return [Segment(self.unmark(part), special=index % 2 == 0) for index, part in enumerate(parts) if part]
+
+
+def _ranges(codes: Iterable[int]) -> str:
+    """Rising code points for a character class. Runs as ranges: a class of 20,000 single characters takes 0.5 s."""
+    runs: list[list[int]] = []
+    for code in codes:
+        if runs and runs[-1][1] == code - 1:
+            runs[-1][1] = code
+        else:
+            runs.append([code, code])
+    return "".join(f"{chr(first)}-{chr(last)}" for first, last in runs)
 
 
 def mark_segments(render: Render, texts: Iterable[str], template: str, refusals: type[Exception]) -> list[Segment]:

@@ -12,18 +12,17 @@ text it builds, and seconds. The counting is compiled into the template (a call 
 from __future__ import annotations
 
 import json
-import re
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import nodes
-from jinja2.exceptions import SecurityError, TemplateRuntimeError
+from jinja2.exceptions import TemplateRuntimeError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
+
+from tileinfer_core.template_budget import COLLECTIONS, Budget, TemplateNamespace
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -31,101 +30,14 @@ if TYPE_CHECKING:
     from jinja2.parser import Parser
     from jinja2.runtime import Context, Macro
 
-MAX_TEXT = 1 << 24  # characters of one value; the longest context holds about a million
-MAX_PRINTED = 1 << 26  # characters, counted for each loop turn as if every branch in it printed
-MAX_TURNS = 1_000_000  # loop turns and macro calls; a conversation of a thousand turns needs about 10,000
-MAX_SECONDS = 10.0
-MAX_INT_BITS = 1 << 16
 _DROPPED_FILTERS = ("urlize", "wordwrap", "xmlattr", "random")
 _CONSTANT_COST = frozenset({"length", "count", "first", "last", "default", "d"})
-_WIDE_FORMAT = re.compile(r"\d{5,}|\*")
+_DATA = (type(None), str, bytes, int, float, range, Mapping, TemplateNamespace, *COLLECTIONS)
+_LITERALS = (nodes.List, nodes.Tuple, nodes.Dict)
 
 
 class RefusedConversationError(TemplateRuntimeError):
     """The template called raise_exception."""
-
-
-class Budget:
-    """What one rendering may still take."""
-
-    def __init__(self) -> None:
-        self._turns = MAX_TURNS
-        self._text = MAX_PRINTED
-        self._deadline = time.monotonic() + MAX_SECONDS
-
-    def turn(self, characters: int) -> None:
-        """One turn of a loop or call of a macro that has so many characters of text in its body."""
-        self._turns -= 1
-        if self._turns < 0:
-            raise SecurityError(f"it takes more than {MAX_TURNS:,} loop turns")
-        self.write(characters)
-        if not self._turns % 64 and time.monotonic() > self._deadline:
-            raise SecurityError(f"it takes more than {MAX_SECONDS:.0f} seconds")
-
-    def write(self, characters: int) -> None:
-        self._text -= characters
-        if self._text < 0:
-            raise SecurityError(f"it prints more than {MAX_PRINTED:,} characters")
-
-
-def size(value: object) -> int:
-    """Characters and elements of a value when it is written out in full, shared parts counted each time.
-
-    Raises:
-        SecurityError: more than MAX_TEXT.
-    """
-    total, waiting = 0, [value]
-    while waiting:
-        item = waiting.pop()
-        if isinstance(item, (str, bytes, range)):
-            total += len(item)
-        elif isinstance(item, int):
-            total += 1 + item.bit_length() // 3
-        elif isinstance(item, Mapping):
-            waiting += [*item.keys(), *item.values()]
-        elif isinstance(item, (list, tuple, set, frozenset)):
-            waiting += item
-        elif isinstance(item, TemplateNamespace):
-            waiting.append(item.attributes())
-        total += 1
-        if total + len(waiting) > MAX_TEXT:
-            raise SecurityError(f"it builds a value of more than {MAX_TEXT:,} characters")
-    return total
-
-
-def _check_size(characters: float) -> None:
-    if characters > MAX_TEXT:
-        raise SecurityError(f"it builds a text of more than {MAX_TEXT:,} characters")
-
-
-def _check_format(template: object) -> None:
-    """`'%999999999d'` makes a gigabyte out of nothing."""
-    if isinstance(template, (str, bytes)) and _WIDE_FORMAT.search(str(template)):
-        raise SecurityError("it formats with a width of more than four digits")
-
-
-class TemplateNamespace(Namespace):
-    """`namespace()` without names that begin with an underscore, as in Transformers."""
-
-    def __init__(*args: Any, **kwargs: Any) -> None:  # no self, so that namespace(self=…) works
-        self, rest = args[0], args[1:]
-        attributes = dict(*rest, **kwargs)
-        for name in attributes:
-            _check_name(name)
-        Namespace.__init__(self, attributes)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _check_name(name)
-        super().__setitem__(name, value)
-
-    def attributes(self) -> dict[str, Any]:
-        found: dict[str, Any] = object.__getattribute__(self, "_Namespace__attrs")
-        return found
-
-
-def _check_name(name: object) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"it stores the underscore name {name!r} on a namespace")
 
 
 class _TemplateDict:
@@ -159,11 +71,20 @@ class _Metering(NodeTransformer):
     def _with_turn(self, node: Any) -> Any:
         self.generic_visit(node)
         texts = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
-        call = _call("turn", [nodes.Const(texts)], node.lineno)
+        items = sum(len(literal.items) for literal in node.find_all(_LITERALS))
+        call = _call("turn", [nodes.Const(texts), nodes.Const(items)], node.lineno)
         node.body.insert(0, nodes.ExprStmt(call, lineno=node.lineno))
         return node
 
     visit_For = visit_Macro = visit_CallBlock = _with_turn  # noqa: N815  # the names that the visitor looks for
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
+        """Jinja compiles a slice to Python's, out of the sandbox's sight."""
+        self.generic_visit(node)
+        if not isinstance(node.arg, nodes.Slice):
+            return node
+        ends = [end or nodes.Const(None) for end in (node.arg.start, node.arg.stop, node.arg.step)]
+        return _call("sliced", [node.node, *ends], node.lineno)
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
@@ -199,7 +120,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         for name in _DROPPED_FILTERS:
             del self.filters[name]
         for name in set(self.filters) - _CONSTANT_COST:
-            self.filters[name] = _bounded_filter(name, self.filters[name])
+            self.filters[name] = self._bounded(name, self.filters[name])
         del self.globals["lipsum"]
         self.globals |= {
             "raise_exception": _raise_exception,
@@ -208,25 +129,31 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             "namespace": TemplateNamespace,
         }
 
-    def start(self, date: dt.date) -> None:
-        self.budget, self.date = Budget(), date
+    def start(self, date: dt.date, characters: int) -> None:
+        """Begin a rendering of messages that bring so many characters."""
+        self.budget, self.date = Budget(characters), date
 
     def metered(self, source: str) -> nodes.Template:
         """The parsed template with its budget built in, for `compile`."""
+        self.budget = Budget()
         tree: nodes.Template = _Metering().visit(self.parse(source))
         return tree
 
-    def turn(self, characters: int) -> str:
-        self.budget.turn(characters)
+    def turn(self, characters: int, items: int) -> str:
+        self.budget.turn(characters, items)
         return ""
+
+    def sliced(self, value: Any, start: Any, stop: Any, step: Any) -> Any:
+        return self.budget.made(value[start:stop:step])
 
     def joined(self, *values: object) -> str:
         """Jinja's `~`."""
-        _check_size(sum(size(value) for value in values))
-        return "".join(map(str, values))
+        self.budget.size(values)
+        text: str = self.budget.made("".join(map(str, values)))
+        return text
 
     def _finalize(self, value: Any) -> Any:
-        self.budget.write(size(value))
+        self.budget.write(self.budget.size(value))
         return value
 
     def _strftime_now(self, format: str) -> str:  # noqa: A002  # Transformers' name
@@ -234,92 +161,27 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "+":
-            _check_size(size(left) + size(right))
+            self.budget.size((left, right))
         elif operator == "%" and isinstance(left, str):
-            _check_format(left)
-            size(right)
+            self.budget.check_format(left, right)
         elif operator == "*":
-            _check_product(left, right)
+            self.budget.check_product(left, right)
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
-            _check_bits(left.bit_length() * abs(right))
-        return super().call_binop(context, operator, left, right)
+            self.budget.check_bits(left.bit_length() * abs(right))
+        return self.budget.made(super().call_binop(context, operator, left, right))
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        owner = getattr(obj, "__self__", None)
+        method = getattr(obj, "__wrapped__", obj)  # the sandbox has a wrapper of its own around str.format
+        owner = getattr(method, "__self__", None)
         if isinstance(owner, str):
-            _check_method(owner, getattr(obj, "__name__", ""), [*args, *kwargs.values()])
-        return super().call(context, obj, *args, **kwargs)
+            self.budget.check_method(owner, getattr(method, "__name__", ""), [*args, *kwargs.values()])
+        return self.budget.made(super().call(context, obj, *args, **kwargs))
 
+    def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)  # keeps the marks by which Jinja passes context or environment first
+        def bounded(*args: Any, **kwargs: Any) -> Any:
+            values = [self.budget.drained(argument) for argument in args]
+            self.budget.check_filter(name, [value for value in [*values, *kwargs.values()] if isinstance(value, _DATA)])
+            return self.budget.made(function(*values, **kwargs))
 
-def _check_bits(bits: int) -> None:
-    if bits > MAX_INT_BITS:
-        raise SecurityError(f"it computes a number of more than {MAX_INT_BITS:,} bits")
-
-
-def _check_product(left: Any, right: Any) -> None:
-    if isinstance(left, int) and isinstance(right, int):
-        _check_bits(left.bit_length() + right.bit_length())
-    elif isinstance(right, int):
-        _check_size(size(left) * right)
-    elif isinstance(left, int):
-        _check_size(size(right) * left)
-
-
-def _check_method(text: str, name: str, arguments: list[Any]) -> None:
-    """Bound what a method of a string can make."""
-    total = size(text) + size(arguments)
-    if name == "replace":
-        _check_replace(text, arguments)
-    elif name == "join" and arguments:
-        if isinstance(arguments[0], Iterator):
-            raise SecurityError("it joins the items of a generator with a string's method; the filter does that")
-        _check_size(total + len(text) * len(arguments[0]))
-    elif name in {"format", "format_map"}:
-        _check_format(text)
-    elif name == "translate":
-        raise SecurityError("it calls str.translate")
-    elif any(isinstance(argument, int) and argument > MAX_TEXT // (1 + text.count("\t")) for argument in arguments):
-        raise SecurityError(f"it calls {name} with a width of more than {MAX_TEXT:,}")
-
-
-def _check_replace(text: object, arguments: list[Any]) -> None:
-    if isinstance(text, str) and len(arguments) >= 2 and isinstance(arguments[0], str):
-        _check_size(len(text) + text.count(arguments[0]) * size(arguments[1]))
-
-
-def _drained(value: Any) -> Any:
-    """A generator as a list, so that it can be measured."""
-    if not isinstance(value, Iterator):
-        return value
-    items, total = [], 0
-    for item in value:
-        total += size(item)
-        _check_size(total)
-        items.append(item)
-    return items
-
-
-def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(function)  # keeps the marks by which Jinja passes context or environment first
-    def bounded(*args: Any, **kwargs: Any) -> Any:
-        values = [_drained(argument) for argument in args]
-        given = [value for value in [*values, *kwargs.values()] if _is_data(value)]
-        total = sum(size(value) for value in given)
-        _check_size(total)
-        whole = [value for value in given if isinstance(value, int) and not isinstance(value, bool)]
-        texts = [len(value) for value in given[1:] if isinstance(value, str)]
-        if name in {"indent", "center", "tojson", "join", "batch", "slice"}:
-            _check_size(total * max([1, *whole, *texts]) if name != "center" else max([1, *whole]))
-        elif name == "replace":
-            _check_replace(given[0] if given else None, given[1:])
-        elif name == "format":
-            _check_format(given[0] if given else None)
-        return function(*values, **kwargs)
-
-    return bounded
-
-
-def _is_data(value: object) -> bool:
-    return value is None or isinstance(
-        value, (str, bytes, int, float, range, Mapping, list, tuple, set, TemplateNamespace)
-    )
+        return bounded

@@ -203,5 +203,11 @@ class Tokenizer:
     def _spell(self, token_id: int, first: bool) -> bytes | None:
         if not 0 <= token_id <= 0xFFFFFFFF or token_id in self._controls.alias_ids:
             return None
-        token = self._backend.id_to_token(token_id)
-        return None if token is None else self._plan.token_bytes(token, first=first, added=token_id in self._added)
+        added = self._added.get(token_id)
+        if added is None:
+            token = self._backend.id_to_token(token_id)
+            return None if token is None else self._plan.token_bytes(token, first=first, added=False)
+        # A normalized token stands for the text that the normalizer made: with ▁ in front, it took a space with it.
+        normalizer = self._backend.normalizer if added.normalized else None
+        text = normalizer.normalize_str(added.content) if normalizer else added.content
+        return self._plan.token_bytes(text, first=first, added=True)

@@ -69,15 +69,17 @@ def _named_tokens(path: Path) -> dict[str, str]:
 
 
 def _added(path: Path, table: dict[str, Any]) -> dict[int, AddedToken]:
-    entries = table.get("added_tokens_decoder") or {}
-    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
     try:
-        return {
-            int(key): AddedToken(entry["content"], **{flag: bool(entry[flag]) for flag in flags if flag in entry})
-            for key, entry in entries.items()
-        }
+        return {int(key): _added_token(entry) for key, entry in (table.get("added_tokens_decoder") or {}).items()}
     except (AttributeError, KeyError, TypeError, ValueError):
         raise DamagedModelError(f"{path}: added_tokens_decoder is not a table of tokens by id") from None
+
+
+def _added_token(entry: dict[str, Any]) -> AddedToken:
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    if not isinstance(entry["content"], str):
+        raise TypeError
+    return AddedToken(entry["content"], **{flag: bool(entry[flag]) for flag in flags if flag in entry})
 
 
 def load_backend(folder: Path) -> Backend:
@@ -95,9 +97,22 @@ def load_backend(folder: Path) -> Backend:
         )
     try:
         with library_errors(str(path)):
-            return Backend.from_file(str(path))
+            backend = Backend.from_file(str(path))
     except DamagedModelError as error:
         raise _explain(path, error) from None
+    _check_post_processor(backend, path)
+    return backend
+
+
+def _check_post_processor(backend: Backend, path: Path) -> None:
+    """A template that names a token it doesn't define makes the library panic, with a page of text on stderr."""
+    state = json.loads(backend.post_processor.__getstate__()) if backend.post_processor else {}
+    for part in state.get("processors", [state]):
+        defined = part.get("special_tokens")
+        for piece in part.get("single", []) if isinstance(defined, dict) else []:
+            token = piece.get("SpecialToken", {}).get("id")
+            if token is not None and token not in defined:
+                raise DamagedModelError(f"{path}: the post_processor uses {token!r:.80} and doesn't define it")
 
 
 def add_config_tokens(backend: Backend, config: TokenizerConfig, where: str) -> None:
@@ -140,12 +155,14 @@ def _explain(path: Path, error: DamagedModelError) -> DamagedModelError | Unsupp
     for part in _PARTS:
         if bad := _unknown_type(part, table.get(part)):
             return UnsupportedModelError(
-                f"{path}: {part} {bad} is not known to tokenizers {version('tokenizers')}",
+                f"{path}: {part} {bad} can't be read by tokenizers {version('tokenizers')}",
                 hint="update the library with `pip install -U tokenizers`, or fetch the file again if it is damaged",
             )
     kind = table["model"].get("type", "BPE") if isinstance(table.get("model"), dict) else None
-    if kind not in {"BPE", "Unigram", "WordPiece", "WordLevel"}:
-        return UnsupportedModelError(f"{path}: model type {kind!r} is not known to tokenizers {version('tokenizers')}")
+    if kind not in ("BPE", "Unigram", "WordPiece", "WordLevel"):  # a tuple: `kind` may be unhashable
+        return UnsupportedModelError(
+            f"{path}: model type {kind!r:.80} can't be read by tokenizers {version('tokenizers')}"
+        )
     return error
 
 

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 def verify_folder(folder: ModelFolder, on_progress: OnProgress) -> list[Finding]:
     """One finding per damaged file, or a single one that says what was checked and found whole."""
-    cure = f"tileinfer pull {folder.name}" if folder.kind != "local" else None
     manifest = Manifest.load(folder.path)
+    cure = f"tileinfer pull {folder.name}" if folder.kind != "local" else None
+    if manifest and manifest.source.get("kind") == "gguf":
+        cure = f"tileinfer rm {folder.name}"  # it is converted again on its next use
     if manifest:
         problems = list(_by_manifest(folder, manifest, cure, on_progress))
         total = sum(record.bytes for record in manifest.files.values())

@@ -152,8 +152,11 @@ class WeightFiles:
 
 
 def _some(items: Sequence[str], limit: int = 4) -> str:
+    """The first few names; what a file calls its tensors may hold anything, so odd ones are quoted."""
     rest = len(items) - limit
-    return ", ".join(items[:limit]) + (f", and {rest} more" if rest > 0 else "")
+    return ", ".join(item if item.isprintable() else repr(item) for item in items[:limit]) + (
+        f", and {rest} more" if rest > 0 else ""
+    )
 
 
 def weight_files(folder: Path) -> dict[Path, frozenset[str] | None]:

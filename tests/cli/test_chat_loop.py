@@ -58,7 +58,7 @@ class EchoSession:
     def undo(self) -> str | None:
         return self.messages.pop() if self.messages else None
 
-    def prompt_text(self) -> str:
+    def prompt_text(self, *, think: bool | None = None) -> str:
         return "<|im_start|>[bold]x"
 
     def save(self, path: Path) -> None:
@@ -112,7 +112,7 @@ def test_lines_between_triple_quotes_are_one_message(piped) -> None:
 def test_commands_do_not_reach_the_model_and_a_double_slash_does(piped) -> None:
     chat = piped("/tokens\n//etc/passwd\n/exit\nnever\n")
     assert chat.session.messages == ["/etc/passwd"]
-    assert "7 of 100 tokens used, 93 left" in chat.streams.stderr
+    assert "7 tokens used, 93 left of 100" in chat.streams.stderr
 
 
 def test_an_unknown_command_is_refused_with_the_nearest_name(piped, typed) -> None:

@@ -76,9 +76,9 @@ def test_typing_in_between_keeps_the_session(keys) -> None:
 
 
 def test_the_hint_replaces_the_gauge_after_ctrl_c(keys) -> None:
-    assert keys.editor.toolbar() == "gauge"
+    assert keys.editor.placeholder()[0][1] == "gauge"
     keys.editor._leaving = True
-    assert "again" in keys.editor.toolbar()
+    assert "again" in keys.editor.placeholder()[0][1]
 
 
 def test_history_is_kept_private_and_read_again(keys, tmp_path: Path) -> None:

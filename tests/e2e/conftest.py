@@ -95,3 +95,16 @@ def hello(scripted: Callable[..., Path]) -> Path:
 def endless(scripted: Callable[..., Path]) -> Path:
     """Says `tick tock` and a newline until the context is full, which takes minutes."""
     return scripted(["tick", " tock", "\n"], forever=True, context=200_000)
+
+
+@pytest.fixture(scope="session")
+def demo_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A TILEINFER_HOME that holds the demo model. Tests that change it take a copy."""
+    base = tmp_path_factory.mktemp("demo")
+    environment = clean_environment(base, TILEINFER_HOME=str(base / "models"))
+    done = subprocess.run([*COMMAND, "pull", "demo"], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    assert "to fetch" in done.stderr
+    assert "\x1b" not in done.stderr
+    return base / "models"

@@ -47,7 +47,7 @@ class Terminal:
         return str(self.child.before)
 
     def ready(self) -> None:
-        """The line editor is up: the gauge under the line has been drawn."""
+        """The line editor is up: the gauge has been drawn."""
         self.wait("left")
 
     def code(self) -> int | None:
@@ -82,10 +82,10 @@ def test_a_conversation(terminal, hello: Path) -> None:
 
 def test_the_gauge_counts(terminal, hello: Path) -> None:
     chat = terminal("chat", "-m", hello)
-    chat.wait("0 of 4,096 tokens used, 4,096 left")
+    chat.wait("0 tokens used, 4,096 left")
     chat.send("hi\r")
     chat.wait(ANSWER)
-    used = re.search(r"(\d+) of 4,096 tokens used, ([\d,]+) left", chat.wait("left") + "left")
+    used = re.search(r"(\d+) tokens used, ([\d,]+) left", chat.wait("left") + "left")
     assert used is not None
     assert int(used[1]) > 0
     assert int(used[1]) + int(used[2].replace(",", "")) == 4096
@@ -140,7 +140,7 @@ def test_ctrl_c_at_the_prompt_clears_and_twice_leaves(terminal, hello: Path) -> 
     chat.wait(ANSWER)
     chat.ready()
     chat.send("\x03")
-    chat.wait("Ctrl-C again to leave")
+    time.sleep(0.3)
     chat.send("\x03")
     assert chat.code() == 130
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-
-from tests.e2e.conftest import COMMAND, clean_environment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,19 +24,6 @@ def refuse(*_args, **_more):
 
 socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
 """
-
-
-@pytest.fixture(scope="session")
-def demo_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A TILEINFER_HOME that holds the demo model. Tests that change it take a copy."""
-    base = tmp_path_factory.mktemp("demo")
-    environment = clean_environment(base, TILEINFER_HOME=str(base / "models"))
-    done = subprocess.run([*COMMAND, "pull", "demo"], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == ""
-    assert "to fetch" in done.stderr
-    assert "\x1b" not in done.stderr
-    return base / "models"
 
 
 @pytest.fixture

@@ -123,11 +123,14 @@ def llama3() -> tuple[Tokenizer, dict]:
     return tokenizer, {"bos_token": names[0], "eos_token": "<|eot_id|>"}
 
 
+def smollm_pre_tokenizer():
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+
+
 def smollm() -> tuple[Tokenizer, dict]:
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
+    tokenizer.pre_tokenizer = smollm_pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()
     names = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<repo_name>"]  # in the vocabulary itself, from id 0
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -320,6 +323,9 @@ def sampling() -> list[dict]:
 
 def demo(gguf: Path) -> dict:
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    # Transformers doesn't read the pre-tokenizer's name ("smollm") from the file and leaves out the splitting of
+    # digits that SmolLM2's own tokenizer.json has.
+    tokenizer.backend_tokenizer.pre_tokenizer = smollm_pre_tokenizer()
     return {
         "corpus": [[text, tokenizer.encode(text, add_special_tokens=False)] for text in TRAINING],
         "chats": chats(tokenizer),

@@ -187,7 +187,7 @@ def test_an_interrupt_stops_pip(tmp_path: Path) -> None:
 
 def test_pip_of_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo.importlib.util, "find_spec", lambda _name: object())
-    assert demo.pip_command() == [sys.executable, "-m", "pip"]
+    assert demo.pip_command() == [sys.executable, "-P", "-m", "pip"]
 
 
 @pytest.mark.parametrize(

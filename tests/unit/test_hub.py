@@ -153,7 +153,7 @@ def test_a_broken_connection_is_taken_up_within_one_pull(hub: HubServer, store: 
     assert (folder / SHARDS[0]).read_bytes() == files[SHARDS[0]]
     ranges = [ranged for _, path, ranged in hub.requests if path.endswith(SHARDS[0])]
     assert ranges[0] is None
-    assert ranges[1] == "bytes=1048576-"  # written in pieces of 1 MiB
+    assert ranges[1] == "bytes=1310720-"  # written in pieces of 256 KiB
 
 
 def test_a_server_without_ranges_starts_the_file_over(hub: HubServer, store: Store, files: dict[str, bytes]) -> None:

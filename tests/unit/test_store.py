@@ -141,6 +141,22 @@ def test_a_gguf_file_with_an_awkward_name(store: Store, tmp_path: Path) -> None:
     assert store.resolve("a [q8] é.GGUF").path.parent == store.root
 
 
+def test_a_damaged_conversion(store: Store, tmp_path: Path) -> None:
+    TinyModel().write(tmp_path / "t.gguf")
+    folder = store.resolve("t.gguf").path
+    (folder / "tokenizer.json").unlink()
+    assert store.resolve("t.gguf").path == folder  # made again: the file it comes from is here
+    assert (folder / "tokenizer.json").exists()
+    data = bytearray((folder / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(data)
+    [finding] = store.verify("t.gguf")
+    assert (finding.name, finding.cure) == ("model.safetensors", "tileinfer rm t.gguf")
+    store.remove("t.gguf")
+    store.resolve("t.gguf")
+    assert store.verify("t.gguf")[0].status == "ok"
+
+
 def test_two_processes_convert_one_file_once(store: Store, tmp_path: Path) -> None:
     TinyModel().write(tmp_path / "t.gguf")
     code = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -230,3 +231,24 @@ def test_check_is_quiet_when_all_fits(shards: Path) -> None:
 def test_an_unknown_tensor_is_named(shards: Path) -> None:
     with pytest.raises(ModelError, match="'nothing'"):
         WeightFiles.open(shards).read("nothing")
+
+
+def test_flipped_header_bytes_are_read_or_refused(tmp_path: Path) -> None:
+    """Any byte of the header may be wrong: the answer is tensors or a ModelError, never another exception."""
+    path = tmp_path / SINGLE_NAME
+    save_file({"w": np.ones((8, 8), np.float32), "v": np.zeros(5, np.float16)}, path)
+    whole = path.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    rng = random.Random(11)
+    refused = 0
+    for _ in range(200):
+        content = bytearray(whole)
+        content[rng.randrange(header)] = rng.randrange(256)
+        path.write_bytes(content)
+        try:
+            files = WeightFiles.open(tmp_path)
+            for name in files.names:
+                files.read(name)
+        except ModelError:
+            refused += 1
+    assert refused > 100

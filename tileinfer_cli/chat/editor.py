@@ -10,6 +10,7 @@ lines are skipped. The prompt and everything the editor draws go to stderr: stdo
 from __future__ import annotations
 
 import os
+import signal
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tileinfer_cli.prompt import MAX_PROMPT_BYTES, decode_utf8
@@ -72,7 +73,7 @@ class LineReader:
 
 
 class LineEditor:
-    """prompt_toolkit, drawn on `canvas` (stderr if that is a terminal). `status` is the text under the line."""
+    """prompt_toolkit, drawn on `canvas` (stderr if that is a terminal). `status` is shown while the line is empty."""
 
     interactive = True
 
@@ -83,20 +84,36 @@ class LineEditor:
         self._leaving = False  # Ctrl-C was the last key
         self._session = _new_session(canvas, open_history(history, err), sorted(commands), self)
 
-    def toolbar(self) -> str:
-        return _LEAVE_HINT if self._leaving else self._status()
+    def placeholder(self) -> list[tuple[str, str]]:
+        """Shown after the prompt while the line is empty, and gone with the first key: nothing is left behind."""
+        from prompt_toolkit.application import get_app
+
+        if get_app().is_done:
+            return []
+        return [("class:placeholder", _LEAVE_HINT if self._leaving else self._status())]
 
     def read(self) -> str | None:
         while True:
             self._leaving = False
+            handler = signal.getsignal(signal.SIGTERM)
             try:
-                text = self._session.prompt(PROMPT)
+                text = self._session.prompt(PROMPT, pre_run=self._leave_on_sigterm)
             except EOFError:
                 return None
+            finally:
+                signal.signal(signal.SIGTERM, handler)  # the event loop has put the default back
             if any("\ud800" <= char <= "\udfff" for char in text):
                 raise UsageError("the message is not UTF-8 text")
             if text.strip():
                 return text
+
+    def _leave_on_sigterm(self) -> None:
+        """An exception of a signal handler inside the event loop would leave the terminal in raw mode."""
+        import asyncio
+
+        app = self._session.app
+        leave = SystemExit(128 + signal.SIGTERM)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: app.exit(exception=leave))
 
     def bindings(self) -> KeyBindings:
         from prompt_toolkit.key_binding import KeyBindings
@@ -145,7 +162,7 @@ def _new_session(canvas: TextStream, history: History, commands: list[str], edit
         size = os.get_terminal_size(canvas.descriptor or 0)
         return Size(rows=size.lines or 24, columns=size.columns or 80)
 
-    # No cursor position requests: they delay the first prompt and leave stray answers in slow terminals.
+    # No cursor position requests: a terminal that does not answer them delays the prompt, a slow one answers too late.
     output = Vt100_Output(canvas.file, canvas_size, term=os.environ.get("TERM"), enable_cpr=False)  # type: ignore[arg-type]
     session: PromptSession[str] = PromptSession(
         output=output,
@@ -154,10 +171,10 @@ def _new_session(canvas: TextStream, history: History, commands: list[str], edit
         key_bindings=editor.bindings(),
         completer=WordCompleter(commands, sentence=True),
         complete_while_typing=False,
-        bottom_toolbar=editor.toolbar,
+        placeholder=editor.placeholder,
         prompt_continuation="  ",
         reserve_space_for_menu=0,
-        style=Style.from_dict({"bottom-toolbar": "noreverse fg:ansibrightblack", "prompt": "bold"}),
+        style=Style.from_dict({"placeholder": "fg:ansibrightblack", "prompt": "bold"}),
         erase_when_done=False,
         enable_history_search=Condition(lambda: False),
     )

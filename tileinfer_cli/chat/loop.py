@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tileinfer_cli import opening
 from tileinfer_cli.answer import AnswerView, print_ending, stats_text
 from tileinfer_cli.render import print_error, print_note
+from tileinfer_cli.terminal import keys_unseen
 from tileinfer_core.errors import TileinferError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Chat:
     def gauge(self) -> str:
         engine = self.session.engine
         used, total = self.session.used_tokens, engine.context_length
-        return f"{engine.folder.name} · {used:,} of {total:,} tokens used, {total - used:,} left"
+        return f"{used:,} tokens used, {max(total - used, 0):,} left"
 
     def answer(self, text: str) -> None:
         """Sends one message and shows what comes back."""
@@ -58,7 +59,8 @@ class Chat:
         view = AnswerView(
             self.streams, show_thinking=opening.shows_thinking(self.streams, self.thinking), quiet=self.quiet
         )
-        finished = view.show(self.session.send(text, wanted.request))
+        with keys_unseen(self.streams.stdin):
+            finished = view.show(self.session.send(text, wanted.request))
         print_ending(self.streams, finished, limit_origin=wanted.max_tokens.origin)
         if self.stats:
             print_note(self.streams.err, stats_text(finished))
@@ -83,7 +85,6 @@ def run_chat(chat: Chat, reader: Reader) -> None:
             print_error(chat.streams.err, str(error), error.hint)
         if reader.interactive:
             chat.streams.err.write("\n")
-        chat.streams.out.drain()
 
 
 def _read_patiently(chat: Chat, reader: Reader) -> str | None:

@@ -59,9 +59,7 @@ def nearest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
 
 def _help(chat: Chat, _rest: str) -> None:
     print_pairs(chat.streams.err, [(command.usage, command.help, None) for command in COMMANDS.values()])
-    print_note(
-        chat.streams.err, "Enter sends, Alt-Enter starts a new line, Ctrl-C stops an answer, // starts with a slash"
-    )
+    print_note(chat.streams.err, "Enter sends · Alt-Enter starts a line · Ctrl-C stops an answer · // sends a slash")
 
 
 def _exit(chat: Chat, _rest: str) -> None:
@@ -151,13 +149,13 @@ def _stats(chat: Chat, _rest: str) -> None:
 
 
 def _tokens(chat: Chat, _rest: str) -> None:
-    print_note(chat.streams.err, chat.gauge())
+    print_note(chat.streams.err, f"{chat.gauge()} of {chat.session.engine.context_length:,}")
 
 
 def _prompt(chat: Chat, _rest: str) -> None:
     """What the model is given, special tokens and all."""
     err = chat.streams.err
-    err.write(chat.session.prompt_text())
+    err.write(chat.session.prompt_text(think=chat.thinking.think))
     err.end_line()
 
 

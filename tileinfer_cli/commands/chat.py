@@ -53,10 +53,7 @@ def run(
     chat.wanted()  # a setting out of range is refused before the first message
     reader: Reader = new_reader(streams, settings.history_path, [f"/{name}" for name in COMMANDS], chat.gauge)
     if reader.interactive and not quiet:
-        render.print_note(
-            streams.err,
-            f"{engine.folder.name} on {engine.backend.name} ({engine.backend.reason}) · "
-            f"{engine.context_length:,} tokens of context · /help",
-        )
+        render.print_note(streams.err, f"{engine.folder.name} · {engine.backend.name} ({engine.backend.reason})")
+        render.print_note(streams.err, f"{engine.context_length:,} tokens of context · /help lists the commands")
         streams.err.write("\n")
     run_chat(chat, reader)

@@ -90,6 +90,10 @@ class Runner(Protocol):
         """The longest sequence that the device's memory allows; None where nothing but the model limits it."""
 
     @property
+    def prefill_chunk(self) -> int:
+        """Tokens of a prompt that one step takes best."""
+
+    @property
     def compile_s(self) -> float:
         """Seconds spent compiling kernels so far; 0 where nothing is compiled."""
 

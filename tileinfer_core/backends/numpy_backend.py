@@ -39,9 +39,7 @@ class NumpyBackend:
 
     def __init__(self, rope: RopeConfig, head_dim: int) -> None:
         self._inv_freq, self._rope_scale = inverse_frequencies(rope, head_dim)
-        half = head_dim // 2
-        self._cos = np.empty((0, 1, 1, half), np.float32)
-        self._sin = np.empty((0, 1, 2, half), np.float32)
+        self._tables = self._make_tables(256)
 
     def embedding(self, table: Float32Array, token_ids: Sequence[int]) -> Float32Array:
         return cast("Float32Array", table[np.asarray(token_ids)])  # [T, D], a copy
@@ -71,18 +69,18 @@ class NumpyBackend:
     def rope(self, x: Float32Array, start: int) -> Float32Array:
         tokens, heads, head_dim = x.shape
         stop = start + tokens
-        if stop > len(self._cos):
-            self._extend_tables(stop)
+        if stop > len(self._tables[0]):
+            self._tables = self._make_tables(max(stop, 2 * len(self._tables[0])))
+        cos, sin = self._tables
         halves = x.reshape(tokens, heads, 2, head_dim // 2)
-        rotated = halves * self._cos[start:stop]
-        rotated += halves[:, :, ::-1] * self._sin[start:stop]  # sin is (-sin, sin): the minus of the rotation
+        rotated = halves * cos[start:stop]
+        rotated += halves[:, :, ::-1] * sin[start:stop]
         return rotated.reshape(tokens, heads, head_dim)
 
-    def _extend_tables(self, stop: int) -> None:
-        stop = max(stop, 2 * len(self._cos), 256)
-        cos, sin = cos_sin(self._inv_freq, self._rope_scale, 0, stop)
-        self._cos = cos[:, None, None]  # [C, 1, 1, d/2]
-        self._sin = np.stack((-sin, sin), axis=1)[:, None]  # [C, 1, 2, d/2]
+    def _make_tables(self, positions: int) -> tuple[Float32Array, Float32Array]:
+        """cos [C, 1, 1, d/2] and (-sin, sin) [C, 1, 2, d/2]: the rotation's minus is in the table."""
+        cos, sin = cos_sin(self._inv_freq, self._rope_scale, 0, positions)
+        return cos[:, None, None], np.stack((-sin, sin), axis=1)[:, None]
 
     def write_kv(self, cache: KvCache, layer: int, k: Float32Array, v: Float32Array) -> None:
         pages = cast("NumpyPages", cache.store)
@@ -177,6 +175,7 @@ class NumpyRunner:
     backend_name = "cpu"
     compile_s = 0.0
     context_limit = None
+    prefill_chunk = 512
 
     def __init__(self, model: ModelDefinition, arrays: Mapping[str, Float32Array]) -> None:
         self._model = model

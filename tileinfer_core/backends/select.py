@@ -60,30 +60,28 @@ def load_runner(
     files: WeightFiles | None,
     *,
     context: int | None,
-    prefill_chunk: int,
+    prefill_chunk: int | None,
     on_progress: OnProgress,
 ) -> Runner:
     """Load the weights on the backend chosen; `files` None fills them with noise, for timing a shape.
 
-    `context` is the longest sequence that will be asked of it; None: the model's own, or as much as the device holds.
+    `context` is what the user asked for: a backend that plans its memory refuses one that does not fit, and without it
+    finds the longest that does. `prefill_chunk` None is the backend's own choice.
 
     Raises:
         OutOfMemoryError, BackendUnavailableError, ModelError: what keeps it from running.
     """
     if choice.name == "cuda":
-        return _load_cuda(model, files, context=context, on_progress=on_progress)
-    from tileinfer_core.backends.numpy_backend import NumpyRunner  # noqa: PLC0415 - a backend is imported when chosen
+        from tileinfer_core.backends.cuda import load  # noqa: PLC0415 - a backend is imported when chosen
+        from tileinfer_core.backends.cuda.gpu import GpuDevice  # noqa: PLC0415
+
+        chunk = prefill_chunk or load.PREFILL_CHUNK
+        return load.load_runner(
+            model, files, GpuDevice(), context=context, prefill_chunk=chunk, on_progress=on_progress
+        )
+    from tileinfer_core.backends.numpy_backend import NumpyRunner  # noqa: PLC0415
 
     del context, prefill_chunk  # memory for keys and values grows as it is used
     if files is None:
         return NumpyRunner.with_noise(model)
     return NumpyRunner.load(model, files, on_progress)
-
-
-def _load_cuda(
-    model: ModelDefinition, files: WeightFiles | None, *, context: int | None, on_progress: OnProgress
-) -> Runner:
-    from tileinfer_core.backends.cuda import load  # noqa: PLC0415
-    from tileinfer_core.backends.cuda.gpu import GpuDevice  # noqa: PLC0415
-
-    return load.load_runner(model, files, GpuDevice(), context=context, on_progress=on_progress)

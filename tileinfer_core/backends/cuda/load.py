@@ -38,7 +38,7 @@ def load_runner(
     """
     refuse_unsupported(model.structure)
     half = "bfloat16" if files is None else storage_dtype(files)
-    chunk = min(prefill_chunk, buf.padded_rows(context or model.config.max_context))
+    chunk = buf.padded_rows(min(prefill_chunk, context or model.config.max_context))
 
     def specs(tokens: int) -> dict[str, buf.Spec]:
         return buf.buffer_specs(model, device.arch, tokens, chunk, half)

@@ -1,0 +1,70 @@
+"""Is a model folder whole? By its manifest, by sizes (not by hashes: this runs at every start), by what a pull left."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from tileinfer_core.errors import DamagedModelError, ModelError
+from tileinfer_core.files import PARTIAL
+from tileinfer_core.manifest import Manifest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PLAN_NAME = "tileinfer-pull.json"  # in a .partial folder: what an unfinished pull was fetching
+
+
+def check_files(name: str, folder: Path, manifest: Manifest) -> None:
+    """Raises DamagedModelError unless every file of the manifest is there with its size."""
+    absent, wrong = [], []
+    for path, record in manifest.files.items():
+        try:
+            size = (folder / path).stat().st_size
+        except OSError:
+            absent.append(path)
+            continue
+        if size != record.bytes:
+            wrong.append(f"{folder / path}: {record.bytes} bytes expected, {size} found")
+    hint = f"run tileinfer pull {name}"
+    if absent:
+        whole, total = len(manifest.files) - len(absent), len(manifest.files)
+        raise DamagedModelError(f"{name}: incomplete, {whole} of {total} files; no {', '.join(absent[:3])}", hint=hint)
+    if wrong:
+        raise DamagedModelError(wrong[0], hint=hint)
+
+
+def whole_manifest(folder: Path) -> Manifest | None:
+    """The manifest of a folder whose files are all there; None for one that must be made (again)."""
+    try:
+        manifest = Manifest.load(folder)
+        if manifest:
+            check_files(folder.name, folder, manifest)
+    except ModelError:
+        return None
+    return manifest
+
+
+def unfinished(folder: Path) -> tuple[int, int] | None:
+    """(whole files, all files) of an interrupted pull into `folder`, or None when there is none."""
+    partial = folder.with_name(folder.name + PARTIAL)
+    try:
+        planned = json.loads((partial / PLAN_NAME).read_bytes())["files"]
+        sizes = {str(path): int(size) for path, size in planned.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    whole = sum((partial / path).is_file() and (partial / path).stat().st_size == size for path, size in sizes.items())
+    return whole, len(sizes)
+
+
+def quantization(folder: Path) -> str | None:
+    """How the weights are quantised, by config.json; None when they are not, or when that can't be told."""
+    try:
+        config: Any = json.loads((folder / "config.json").read_bytes())
+        section = config.get("quantization_config")
+        if not section:
+            return None
+        bits = section.get("config_groups", {}).get("group_0", {}).get("weights", {}).get("num_bits")
+        return f"int{bits}" if bits else str(section.get("quant_method"))
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+        return None
