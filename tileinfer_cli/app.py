@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from typing import TYPE_CHECKING
 
 from tileinfer_cli.terminal import Streams, silence
@@ -43,12 +44,14 @@ def run(argv: list[str]) -> int:
     """One command line from words to exit code. Typer and the commands are imported in here, so that Ctrl-C during
     their import ends like any other."""
     streams = Streams.of_process()
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")  # Python's warnings are for developers: -W default shows them
     cli: Cli | None = None
     try:
-        from tileinfer_cli.commandline import Cli
-
-        cli = Cli(streams)
         with _sigterm_unwinds():
+            from tileinfer_cli.commandline import Cli
+
+            cli = Cli(streams)
             return _dispatch(argv, cli)
     except BaseException as error:
         return _end(error, streams, debug=cli is not None and cli.debug)

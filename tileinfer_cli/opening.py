@@ -50,16 +50,30 @@ def engine_options(flags: ModelFlags, settings: Settings) -> EngineOptions:
     )
 
 
-def open_engine(cli: Cli, settings: Settings, flags: ModelFlags, *, quiet: bool) -> Engine:
-    """Finds and loads the model. Its warnings go to stderr."""
-    folder = find_model(cli, settings, flags.model)
+def load_engine(cli: Cli, folder: ModelFolder, options: EngineOptions, *, quiet: bool) -> Engine:
+    """Loads the model. Its warnings go to stderr."""
     from tileinfer_core.engine import Engine
 
     with Progress(cli.streams.err, quiet=quiet) as progress:
-        engine = Engine.load(folder, engine_options(flags, settings), progress)
+        engine = Engine.load(folder, options, progress)
     for warning in engine.warnings:
         print_warning(cli.streams.err, warning)
     return engine
+
+
+def refuse_long_prompt(
+    folder: ModelFolder, options: EngineOptions, prompt: list[Message] | str, *, think: bool | None
+) -> None:
+    """A prompt that can't fit is refused before the weights are loaded. Short texts are not encoded twice for it."""
+    from tileinfer_core.config import ModelConfig
+    from tileinfer_core.engine import check_length
+    from tileinfer_core.prompting import PromptEncoder
+
+    config = ModelConfig.load(folder.path)
+    context = options.context or config.max_context
+    text = prompt if isinstance(prompt, str) else "".join(message.content for message in prompt)
+    if len(text) >= context:
+        check_length(len(PromptEncoder.load(folder, config).encode(prompt, think=think)), context, config)
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,9 @@ def print_table(
         out.write(line(row) + "\n")
 
 
-def print_pairs(out: TextStream, pairs: Sequence[tuple[str, str, str | None]], *, indent: str = "") -> None:
+def print_pairs(
+    out: TextStream, pairs: Sequence[tuple[str, str, str | None]], *, indent: str = ""
+) -> None:
     """`name  value  origin` with names and values aligned; the origin is dim."""
     name_width = max((_cells(name) for name, _, _ in pairs), default=0)
     with_origin = [_cells(value) for _, value, origin in pairs if origin]
@@ -210,9 +212,10 @@ class Progress:
 
 
 def _amount(event: ProgressEvent) -> str:
-    if event.unit == "bytes":
-        return bytes_text(event.done) + (f" of {bytes_text(event.total)}" if event.total else "")
-    return f"{event.done:,}" + (f" of {event.total:,}" if event.total else "") + f" {event.unit}"
+    written = bytes_text if event.unit == "bytes" else "{:,}".format
+    unit = "" if event.unit == "bytes" else f" {event.unit}"
+    total = f" of {written(event.total)}" if event.total and event.done != event.total else ""
+    return f"{written(event.done)}{total}{unit}"
 
 
 def _new_bar(err: TextStream) -> RichProgress:

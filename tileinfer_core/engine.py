@@ -155,7 +155,7 @@ class Engine:
     def start(self, prompt: Sequence[int], request: Request, cache: KvCache) -> tuple[Tally, EventStream]:
         """As `generate`, with the tally for a caller that must know how far an interrupted answer came."""
         prompt = Prompt.of(prompt)
-        self._check_length(len(prompt))
+        check_length(len(prompt), self.context_length, self.config)
         rules = StopRules(self.eos_token_ids, request.stop, request.max_tokens, request.ignore_eos)
         job = Job(
             runner=self.runner,
@@ -173,24 +173,26 @@ class Engine:
         tally = Tally(job)
         return tally, generate(job, tally)
 
-    def _check_length(self, tokens: int) -> None:
-        if tokens == 0:
-            raise UsageError("the prompt is empty: there is nothing to continue")
-        if tokens < self.context_length:
-            return
-        ways = ["shorten the prompt"]
-        if self.context_length < self.config.max_context:
-            ways.append(f"raise --context (this model allows {self.config.max_context:,})")
-        else:
-            ways.append("use a model with a longer context")
-        raise ContextLengthError(
-            f"the prompt has {tokens:,} tokens, the context holds {self.context_length:,} with the answer",
-            hint=", or ".join(ways),
-        )
-
     def close(self) -> None:
         """Free the memory of the weights."""
         self.runner.close()
+
+
+def check_length(tokens: int, context_length: int, config: ModelConfig) -> None:
+    """Raises ContextLengthError with both numbers where the prompt leaves no room for one token."""
+    if tokens == 0:
+        raise UsageError("the prompt is empty: there is nothing to continue")
+    if tokens < context_length:
+        return
+    ways = ["shorten the prompt"]
+    if context_length < config.max_context:
+        ways.append(f"raise --context (this model allows {config.max_context:,})")
+    else:
+        ways.append("use a model with a longer context")
+    raise ContextLengthError(
+        f"the prompt has {tokens:,} tokens, the context holds {context_length:,} with the answer",
+        hint=", or ".join(ways),
+    )
 
 
 def _context(asked: int | None, config: ModelConfig) -> int:

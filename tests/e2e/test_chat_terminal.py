@@ -221,11 +221,15 @@ def test_no_colour_on_request(terminal, scripted) -> None:
 def test_a_plain_terminal_gets_a_plain_prompt(terminal, hello: Path) -> None:
     chat = terminal("chat", "-m", hello, TERM="dumb")
     chat.wait(PROMPT)
+    chat.send("wrong\x03")
+    chat.wait("Ctrl-C again to leave")
     chat.send("hi\n")
     chat.wait(ANSWER)
     chat.wait(PROMPT)
-    chat.send("/exit\n")
-    assert chat.code() == 0
+    chat.send("\x03")
+    chat.wait("Ctrl-C again to leave")
+    chat.send("\x03")
+    assert chat.code() == 130
 
 
 def test_a_long_answer_scrolls_and_nothing_is_drawn_twice(terminal, scripted) -> None:

@@ -59,9 +59,11 @@ def test_a_seed_repeats_a_sampled_answer(demo) -> None:
 
 
 def test_a_chat_remembers_and_reuses(demo) -> None:
-    result = demo("chat", "-t", "0", "-n", "24", stdin=b"My name is Ada.\nWhat is my name?\n/stats\n")
+    result = demo("chat", "-t", "0", "-n", "8", "-q", stdin=b"My name is Ada.\nWhat is my name?\n/prompt\n/stats\n")
     assert result.code == 0
-    assert "Ada" in result.out.splitlines()[-1]
+    first, second = result.out.splitlines()
+    assert f"My name is Ada.<|im_end|>\n<|im_start|>assistant\n{first}<|im_end|>\n" in result.err
+    assert f"What is my name?<|im_end|>\n<|im_start|>assistant\n{second}<|im_end|>\n" in result.err
     assert "reused)" in result.err
 
 

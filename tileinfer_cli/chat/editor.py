@@ -9,6 +9,7 @@ lines are skipped. The prompt and everything the editor draws go to stderr: stdo
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from prompt_toolkit import PromptSession
+    from prompt_toolkit.formatted_text import AnyFormattedText
     from prompt_toolkit.history import History
     from prompt_toolkit.key_binding import KeyBindings
 
@@ -47,13 +49,25 @@ class LineReader:
         self._source: Any = getattr(streams.stdin, "buffer", None)
         self.interactive = streams.stdin_is_terminal
         self._prompt_on = streams.err if self.interactive and streams.err.look.terminal else None
+        self._leaving = False  # Ctrl-C was the last key
 
     def read(self) -> str | None:
-        while (line := self._line()) is not None:
-            text = self._block() if line.strip() == BLOCK else line
-            if text.strip():
+        while True:
+            try:
+                text = self._message()
+            except KeyboardInterrupt:
+                if self._leaving or self._prompt_on is None:
+                    raise
+                self._leaving = True
+                self._prompt_on.write(f"\n{_LEAVE_HINT}\n")
+                continue
+            self._leaving = False
+            if text is None or text.strip():
                 return text
-        return None
+
+    def _message(self) -> str | None:
+        line = self._line()
+        return self._block() if line is not None and line.strip() == BLOCK else line
 
     def _block(self) -> str:
         lines = []
@@ -84,7 +98,7 @@ class LineEditor:
         self._leaving = False  # Ctrl-C was the last key
         self._session = _new_session(canvas, open_history(history, err), sorted(commands), self)
 
-    def placeholder(self) -> list[tuple[str, str]]:
+    def placeholder(self) -> AnyFormattedText:
         """Shown after the prompt while the line is empty, and gone with the first key: nothing is left behind."""
         from prompt_toolkit.application import get_app
 
@@ -113,7 +127,8 @@ class LineEditor:
 
         app = self._session.app
         leave = SystemExit(128 + signal.SIGTERM)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: app.exit(exception=leave))
+        with contextlib.suppress(NotImplementedError):  # Windows
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: app.exit(exception=leave))
 
     def bindings(self) -> KeyBindings:
         from prompt_toolkit.key_binding import KeyBindings

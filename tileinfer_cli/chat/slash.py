@@ -83,8 +83,6 @@ def _system(chat: Chat, rest: str) -> None:
 
 
 def _set(chat: Chat, rest: str) -> None:
-    from tileinfer_core.sampling import check_setting
-
     name, _, value = rest.partition(" ")
     name, value = name.removeprefix("--").replace("-", "_"), value.strip()
     known = [*chat.flags, "max_tokens"]
@@ -92,15 +90,11 @@ def _set(chat: Chat, rest: str) -> None:
         raise UsageError(f"no setting {name!r}{nearest(name, known)}", hint=f"settings: {', '.join(known)}")
     number = None if value == "default" else _number(name, value)
     if name == "max_tokens":
-        if number is not None and (not isinstance(number, int) or number < 1):
-            raise UsageError(f"/set: max_tokens must be a whole number of at least 1, found {value!r}")
-        chat.until = replace(chat.until, max_tokens=number)
+        chat.until = replace(chat.until, max_tokens=_positive(number))
     else:
-        if number is not None:
-            check_setting(name, number, "/set")
-        chat.flags[name] = number
+        chat.flags[name] = _in_range(name, number)
     (chat.set_here.discard if number is None else chat.set_here.add)(name)
-    _params(chat, "")
+    print_pairs(chat.streams.err, [row for row in _rows(chat) if row[0] == name])
 
 
 def _number(name: str, value: str) -> float | int:
@@ -112,25 +106,40 @@ def _number(name: str, value: str) -> float | int:
     raise UsageError(f"/set: {name} wants a number or `default`, found {value!r}")
 
 
+def _positive(number: float | None) -> int | None:
+    if number is not None and (not isinstance(number, int) or number < 1):
+        raise UsageError(f"/set: max_tokens must be a whole number of at least 1, found {number}")
+    return number
+
+
+def _in_range(name: str, number: float | None) -> float | None:
+    from tileinfer_core.sampling import check_setting
+
+    if number is not None:
+        check_setting(name, number, "/set")
+    return number
+
+
 def _params(chat: Chat, _rest: str) -> None:
+    print_pairs(chat.streams.err, _rows(chat))
+
+
+def _rows(chat: Chat) -> list[tuple[str, str, str]]:
+    """Name, value and origin of every setting of the next answer."""
     wanted = chat.wanted()
     settings = {**wanted.sampling, "max_tokens": wanted.max_tokens}
-    rows = [
-        (
-            name,
-            "none"
-            if setting.value is None
-            else f"{setting.value:g}"
-            if isinstance(setting.value, float)
-            else str(setting.value),
-            setting.origin,
-        )
+    return [
+        (name, "drawn for each answer", "default")
+        if setting.origin == "random"
+        else (name, _shown(setting.value), setting.origin)
         for name, setting in settings.items()
-        if setting.origin != "random"
     ]
-    if wanted.sampling["seed"].origin == "random":
-        rows.append(("seed", "drawn for each answer", "default"))
-    print_pairs(chat.streams.err, rows)
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _think(chat: Chat, rest: str) -> None:

@@ -45,7 +45,8 @@ def run(
     streams = cli.streams
     streams.out.require()
     settings = opening.load_settings()
-    engine = opening.open_engine(cli, settings, where, quiet=quiet)
+    folder = opening.find_model(cli, settings, where.model)
+    engine = opening.load_engine(cli, folder, opening.engine_options(where, settings), quiet=quiet)
     from tileinfer_core.session import Session
 
     session = Session(engine, system if system is not None else settings.system.value)

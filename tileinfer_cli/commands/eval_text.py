@@ -33,7 +33,9 @@ def run(
 ) -> None:
     """Measure the perplexity of a text: lower is better."""
     text = read_text(file)
-    engine = opening.open_engine(cli, opening.load_settings(), where, quiet=quiet)
+    settings = opening.load_settings()
+    folder = opening.find_model(cli, settings, where.model)
+    engine = opening.load_engine(cli, folder, opening.engine_options(where, settings), quiet=quiet)
     from tileinfer_core.evaluate import perplexity
 
     with render.Progress(cli.streams.err, quiet=quiet) as progress:

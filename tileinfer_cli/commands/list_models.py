@@ -32,7 +32,7 @@ def run(cli: Cli, *, as_json: JsonFlag = False) -> None:
             model.quantization or "-",
             "complete" if model.complete else "incomplete",
             model.kind,
-            ", ".join(model.aliases),
+            ", ".join(alias for alias in model.aliases if alias != model.name),
         ]
         for model in models
     ]
