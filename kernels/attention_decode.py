@@ -173,13 +173,11 @@ def attention_page_kernel(
         at = s * PAGE + ct.arange(PAGE, dtype=ct.int32).reshape((PAGE, 1))
         scores = ct.where(at < pos, scores, NEVER)
         m = ct.max(scores, axis=0, keepdims=True)
-        p = ct.where(at < pos, ct.exp2(scores - m), 0.0)  # a page without older positions: 1 everywhere otherwise
+        p = ct.where(at < pos, ct.exp2(scores - m), 0.0)  # a page of masked slots only would weigh 1 a slot
         acc = ct.mma(values, p.astype(q.dtype), ct.zeros((D, COLUMNS), dtype=ct.float32))
         _store_split(out, stats, h, s, acc, m, ct.sum(p, axis=0, keepdims=True), D)
     else:
-        _new_token(
-            q, k, v, k_gain, k_pool, v_pool, table, out, stats, h, pos, g0, g1, c, sn, HKV, S, D, EPS, NORM, PDL
-        )
+        _new_token(q, k, v, k_gain, k_pool, v_pool, table, out, stats, h, pos, g0, g1, c, sn, HKV, S, D, EPS, NORM, PDL)
 
 
 @ct.kernel
@@ -224,9 +222,7 @@ def attention_loop_kernel(
             m = higher
         _store_split(out, stats, h, s, acc, m, l, D)
     else:
-        _new_token(
-            q, k, v, k_gain, k_pool, v_pool, table, out, stats, h, pos, g0, g1, c, sn, HKV, S, D, EPS, NORM, PDL
-        )
+        _new_token(q, k, v, k_gain, k_pool, v_pool, table, out, stats, h, pos, g0, g1, c, sn, HKV, S, D, EPS, NORM, PDL)
 
 
 @ct.kernel

@@ -77,9 +77,7 @@ def embedding_decode_kernel(ids, table, gain, stream, normed, square_sums, V: In
     ct.store(square_sums, index=(t, 0), tile=sums, allow_tma=False, check_bounds=False)
 
 
-def embedding(
-    launcher: Launcher, ids: Any, table: Any, stream: Any, *, config: EmbeddingConfig | None = None
-) -> None:
+def embedding(launcher: Launcher, ids: Any, table: Any, stream: Any, *, config: EmbeddingConfig | None = None) -> None:
     """stream [T, H] float32 = table [V, H] rows named by ids [T] int32.
 
     Raises:

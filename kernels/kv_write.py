@@ -136,9 +136,7 @@ def check_rope(op: str, cos: Any, sin: Any, start: Any, head_dim: int) -> None:
     check_array(f"{op}: start", start, (1,), "int32")
 
 
-def check_pools(
-    op: str, k_pool: Any, v_pool: Any, block_table: Any, kv_heads: int, head_dim: int, half: str
-) -> None:
+def check_pools(op: str, k_pool: Any, v_pool: Any, block_table: Any, kv_heads: int, head_dim: int, half: str) -> None:
     """Pools of whole pages, and few enough rows for 32-bit row numbers (elements may pass 2³¹: addresses are 64-bit)."""
     check_array(f"{op}: k_pool", k_pool, (None, head_dim), half, align=16)
     rows = int(k_pool.shape[0])

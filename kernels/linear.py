@@ -28,6 +28,7 @@ import cuda.tile as ct
 from kernels import configs
 from kernels.activation import silu_times, xielu_of
 from kernels.launch import check_array, with_hints
+from kernels.linear_tokens import TokensConfig, kernel_and_args, residual_kernel_and_args
 from kernels.shapes import MODELS
 from kernels.specs import ArraySpec
 
@@ -43,6 +44,7 @@ Float = ct.Constant[float]
 ZERO = ct.PaddingMode.ZERO
 HALF = ("bfloat16", "float16")
 MAX_TOKENS = 8
+ROWS_TOKENS = 4  # the most tokens for which rows in registers are used
 PLAIN, SWIGLU, XIELU = 0, 1, 2
 
 
@@ -271,12 +273,19 @@ def linear_residual(
     op = "linear_residual"
     tokens, n, k = _check_product(op, x, w, bias)
     half = str(w.dtype)
-    config = config or linear_config(launcher.arch, n, k, op)
     check_array(f"{op}: stream", stream, (tokens, n), "float32", align=16)
     check_array(f"{op}: gain", gain, (1, n), half, "float32", align=16)
     check_array(f"{op}: normed", normed, (tokens, n), half, align=16)
-    blocks = -(-n // config.tile_n)
     slots = check_square_sums(op, square_sums, tokens)
+    if config is None and tokens > ROWS_TOKENS:
+        form = TokensConfig()
+        kernel, blocks, args = residual_kernel_and_args(
+            form, w, x, bias, stream, gain, normed, square_sums, launcher.pdl
+        )
+        launcher(_hinted(kernel, form), (blocks, 1, 1), args)
+        return
+    config = config or linear_config(launcher.arch, n, k, op)
+    blocks = -(-n // config.tile_n)
     if slots < blocks:
         raise ValueError(f"{op}: square_sums has {slots} entries a token, its {blocks} blocks need as many")
     even = n % config.tile_n == 0 and k % config.tile_k == 0
@@ -293,17 +302,32 @@ def _launch(
     outputs = ("float32", str(w.dtype)) if act == PLAIN else (str(w.dtype),)
     check_array(f"{op}: y", y, (tokens, n // 2 if act == SWIGLU else n), *outputs, align=16)
     slots = 1 if square_sums is None else check_square_sums(op, square_sums, tokens)
+    if config is None and tokens > ROWS_TOKENS:
+        form, biased = TokensConfig(), extra is not None and act != XIELU
+        kernel, blocks, args = kernel_and_args(form, w, x, square_sums, extra, y, act, eps, biased, launcher.pdl)
+        launcher(_hinted(kernel, form), (blocks, 1, 1), args)
+        return
     config = config or linear_config(launcher.arch, n, k, op)
     if act == SWIGLU and config.tile_n < 2:
         config = LinearConfig(2, config.tile_k, config.occupancy, config.strong)
     even = n % config.tile_n == 0 and k % config.tile_k == 0
     norm, bias = square_sums is not None, extra is not None and act != XIELU
     args = (w, x, square_sums if norm else x, x if extra is None else extra, y, k, slots, float(eps), tokens)
-    args += (config.tile_n, config.tile_k, -(-k // config.tile_k), norm, bias, act, even, config.strong and even, launcher.pdl)
+    args += (
+        config.tile_n,
+        config.tile_k,
+        -(-k // config.tile_k),
+        norm,
+        bias,
+        act,
+        even,
+        config.strong and even,
+        launcher.pdl,
+    )
     launcher(_hinted(linear_kernel, config), (-(-n // config.tile_n), 1, 1), args)
 
 
-def _hinted(kernel: Any, config: LinearConfig) -> Any:
+def _hinted(kernel: Any, config: LinearConfig | TokensConfig) -> Any:
     return kernel if config.occupancy is None else with_hints(kernel, occupancy=config.occupancy)
 
 
@@ -355,6 +379,16 @@ def compile_cases(arch: str) -> Iterator[Case]:
             linear_norm(
                 launcher, normed, down, half(*m.products["lm_head"]), ArraySpec((1, m.vocab), "float32"), eps=1e-6
             )
+
+            linear_few = ArraySpec((8, m.hidden), "bfloat16")
+            eight = ArraySpec((8, slots["down"]), "float32"), ArraySpec((8, slots["o"]), "float32")
+            linear_norm(launcher, linear_few, eight[0], half(*m.products["qkv"]), half(8, m.qkv_rows), eps=1e-6)
+            linear_residual(
+                launcher, half(8, m.ffn), half(*m.products["down"]), ArraySpec((8, m.hidden), "float32"), gain,
+                linear_few, eight[0],
+            )  # fmt: skip
+            if m.activation == "swiglu":
+                linear_swiglu(launcher, linear_few, eight[1], up, half(8, m.ffn), eps=1e-6)
 
         yield Case(name, run)
 

@@ -37,9 +37,7 @@ def xielu(x: np.ndarray, alphas: np.ndarray) -> np.ndarray:
     return np.where(x > 0, positive * x * x + 0.5 * x, low)
 
 
-def rotated(
-    x: np.ndarray, gain: np.ndarray | None, cos: np.ndarray, sin: np.ndarray, eps: float = 1e-6
-) -> np.ndarray:
+def rotated(x: np.ndarray, gain: np.ndarray | None, cos: np.ndarray, sin: np.ndarray, eps: float = 1e-6) -> np.ndarray:
     """Heads x [T, H, d], normed with `gain` [1, d] where given, rotated by rows cos, sin [T, d/2]."""
     x = x.astype(np.float64) if gain is None else rms_norm(x, gain, eps)
     a, b = np.split(x, 2, axis=-1)
@@ -58,9 +56,7 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
     return out
 
 
-def pools_of(
-    keys: np.ndarray, values: np.ndarray, table: np.ndarray, pages: int
-) -> tuple[np.ndarray, np.ndarray]:
+def pools_of(keys: np.ndarray, values: np.ndarray, table: np.ndarray, pages: int) -> tuple[np.ndarray, np.ndarray]:
     """Paged K [pages·Hkv·64, d] and V [pages·Hkv·d, 64] holding keys, values [n, Hkv, d] at positions 0 … n - 1."""
     n, heads, d = keys.shape
     k_pool = np.zeros((pages, heads, PAGE, d), keys.dtype)
