@@ -92,7 +92,7 @@ def attention_prefill_kernel(
     [pages * KV_HEADS * DIM, 64], row (page * KV_HEADS + kv_head) * DIM + d, column slot; all BF16 or all FP16;
     block_table [entries] int32; start [1] int32. SCALE is the score scale times log2(e).
     Grid (Hq, tiles of T): one block owns TILE_Q tokens of one query head.
-    float32 scores, maxima and sums; weights rounded to the inputs' dtype before the product with V; one rounding at the end.
+    float32 scores, maxima and sums; weights rounded to the inputs' dtype before the product with V.
     Rows past T read 0 and are not stored. Pages past the last visible one are not read, nor their table entries.
     """
     head = ct.bid(0)
@@ -100,7 +100,7 @@ def attention_prefill_kernel(
     if PDL:
         ct.grid_dependency_control_launch_dependents()
         ct.grid_dependency_control_wait()
-    latency = ct.static_eval(LATENCY if LATENCY else None)
+    latency = ct.static_eval(LATENCY or None)
     kv_head = head // GROUP
     begin = ct.load(start, index=(0,), shape=(), allow_tma=False).item()
     first = begin + tile * TILE_Q
@@ -149,8 +149,8 @@ def attention_prefill(
 
     Args:
         q: [T, Hq * head_dim] after QK-norm and RoPE; out: the same shape. BF16 or FP16, as the pools.
-        k_pool: [pages * kv_heads * 64, head_dim], v_pool: [pages * kv_heads * head_dim, 64], the new tokens' rows written
-            already.
+        k_pool: [pages * kv_heads * 64, head_dim], the new tokens' rows written already.
+        v_pool: [pages * kv_heads * head_dim, 64], their columns likewise.
         block_table: [entries] int32, entry p = pool page of positions 64 p .. 64 p + 63; at least up to the last token.
         start: [1] int32 in device memory.
         scale: score scale, by default head_dim ** -0.5.

@@ -1,11 +1,11 @@
 """Products of many token rows with a weight matrix, y = x W^T, on the tensor cores, with what follows folded in.
 
-Four forms of one product: plain (QKV, LM head), added to the float32 residual stream (O, down), SwiGLU over gate and up
-rows (their products never reach memory), xIELU. A block owns one (TILE_M rows, TILE_N weight rows) tile of the result
-and walks K; x and W arrive through TMA rings that the compiler builds. Blocks are numbered so that GROUP row tiles share
-their weight tiles in the L2.
+Four forms of one product: plain (QKV, LM head), added to the float32 residual stream (O, down), SwiGLU over gate and
+up rows (their products never reach memory), xIELU. A block owns one (TILE_M rows, TILE_N weight rows) tile of the
+result and walks K; x and W arrive through TMA rings that the compiler builds. Blocks are numbered so that GROUP row
+tiles share their weight tiles in the L2.
 
-It refuses single rows' speed: for 1 to 8 rows kernels/linear.py is several times faster.
+It is not for decoding: for 1 to 8 rows kernels/linear.py is several times faster.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class LinearPrefillConfig:
     """Tile sides and hints of one shape family.
 
     tile_m: token rows a block; tile_n: weight rows a block; tile_k: step along K; group: row tiles that share weight
-    tiles; warps: num_worker_warps (4 or 8, 0 = the compiler's choice); ctas: blocks per cluster (0 = no cluster);
-    occupancy: 0 = the compiler's choice; latency: 1 to 10, depth of the TMA rings, 0 = the compiler's choice; split_gate: SwiGLU with two accumulators (sm_100, whose compiler cannot take
-    interleaved columns apart).
+    tiles; warps: num_worker_warps (4 or 8); ctas: blocks per cluster; occupancy: blocks a multiprocessor; latency: 1 to
+    10, the depth of the TMA rings. 0 = the compiler's choice. split_gate: SwiGLU with two accumulators (sm_100, whose
+    compiler cannot take interleaved columns apart).
     """
 
     tile_m: int = 128
@@ -69,13 +69,13 @@ def result_tile(rows, columns, GROUP: CI):
 
 def load_x(x, m, k, TILE_M: CI, TILE_K: CI, LATENCY: CI):
     """Tile [TILE_M, TILE_K] of x."""
-    latency = ct.static_eval(LATENCY if LATENCY else None)
+    latency = ct.static_eval(LATENCY or None)
     return ct.load(x, index=(m, k), shape=(TILE_M, TILE_K), padding_mode=ZERO, latency=latency)
 
 
 def load_w(w, k, n, TILE_K: CI, TILE_N: CI, LATENCY: CI):
     """Tile [TILE_K, TILE_N] of the weight's transpose."""
-    latency = ct.static_eval(LATENCY if LATENCY else None)
+    latency = ct.static_eval(LATENCY or None)
     return ct.load(w, index=(k, n), shape=(TILE_K, TILE_N), order=(1, 0), padding_mode=ZERO, latency=latency)
 
 
@@ -135,7 +135,7 @@ def linear_prefill_residual_kernel(
 def linear_prefill_swiglu_kernel(
     x, w, bias, y, TILE_M: CI, TILE_N: CI, TILE_K: CI, GROUP: CI, LATENCY: CI, BIAS: CI, PDL: CI
 ):
-    """y = silu(x G^T + bias_g) * (x U^T + bias_u), gate rows G and up rows U interleaved: w[2j] = G[j], w[2j + 1] = U[j].
+    """y = silu(x G^T + bias_g) * (x U^T + bias_u); gate and up rows interleaved, w[2j] = G[j], w[2j + 1] = U[j].
 
     x [T, K], w [2F, K], bias [2F], y [T, F], all BF16 or all FP16.
     Grid (row tiles * column tiles,): one block owns (TILE_M, TILE_N) products, so (TILE_M, TILE_N / 2) of y.
@@ -265,7 +265,9 @@ def linear_prefill_xielu(
     config: LinearPrefillConfig,
     bias: Any = None,
 ) -> None:
-    """y [T, N] = xIELU(x @ w^T + bias); coefficients [4] float32: positive and negative alpha (after soft-plus), beta, eps.
+    """y [T, N] = xIELU(x @ w^T + bias).
+
+    coefficients [4] float32: positive and negative alpha (after soft-plus), beta, eps.
 
     Raises:
         ValueError, TypeError: shape, dtype or layout.

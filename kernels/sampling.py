@@ -1,4 +1,4 @@
-"""Sampling on the device: FirstMax argmax, and temperature / top-k / top-p / min-p / penalties with seeded draws.
+"""Sampling on the device: temperature, top-k, top-p, min-p, penalties and seeded draws.
 
 Every setting lives in device memory, so one captured graph serves any of them; greedy is temperature 0. The order is
 penalties, temperature, top-k, top-p, min-p, then one draw by inverse CDF over descending probability, ties to the
@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
+from kernels.argmax import SampleOutputs, check_outputs, power_of_two
 from kernels.configs import config as table_config
 from kernels.launch import check_array
-from kernels.sampling_draw import sample_draw_kernel
+from kernels.sampling_draw import draw
 from kernels.sampling_layout import (
     CANDIDATES,
     COUNT_MASK,
@@ -35,6 +36,7 @@ from kernels.sampling_layout import (
     REPETITION_PENALTY,
     SETTINGS,
     STATE_WORDS,
+    STEP,
     TEMPERATURE,
     active_candidates,
     advance,
@@ -58,35 +60,14 @@ COMPARES = 8192  # elements of a tile of comparisons: 64 registers a thread; twi
 class SampleConfig:
     """Sizes of the stages.
 
-    chunk: ids per block of sample_adjust and sample_select, at least CANDIDATES; sub: ids per run; own: ids per block of
-    sample_rank; tail: ids per step of the search beyond the sorted ids.
+    chunk: ids per block of sample_adjust and sample_select, at least CANDIDATES; sub: ids per run; own: ids per block
+    of sample_rank; tail: ids per step of the search beyond the sorted ids.
     """
 
     chunk: int = 512
     sub: int = 64
     own: int = 8
     tail: int = 2048
-
-
-@dataclass(frozen=True)
-class ArgmaxConfig:
-    """chunk: ids per block of the first stage."""
-
-    chunk: int = 1024
-
-
-@dataclass(frozen=True)
-class SampleOutputs:
-    """What a draw leaves: for the next step on the device, and for the host to read later.
-
-    sampled [1] int32: the id. length [1] int32: 1 is added. ids [R] int32 and logprobs [R] float32: the id and its
-    log-probability (natural log of the raw soft-max) at step % R, R a power of two. argmax leaves logprobs alone.
-    """
-
-    sampled: Any
-    length: Any
-    ids: Any
-    logprobs: Any
 
 
 @dataclass(frozen=True)
@@ -116,56 +97,11 @@ def sample_workspace_shapes(vocab: int, config: SampleConfig) -> dict[str, tuple
     }
 
 
-def first_max(value_a, position_a, value_b, position_b):
-    """The larger value; at equal values the smaller position. A quarter of the compares of argmax plus max."""
-    take_b = (value_b > value_a) | ((value_b == value_a) & (position_b < position_a))
-    return ct.where(take_b, value_b, value_a), ct.where(take_b, position_b, position_a)
-
-
-@ct.kernel
-def argmax_chunk_kernel(logits, partial_values, partial_ids, CHUNK: CI, VOCAB: CI, PDL: CI):
-    """partial[i] = (max, first position of the max) of logits[i * CHUNK : (i + 1) * CHUNK].
-
-    logits [V'] float32, V' >= VOCAB; partial_values [chunks] float32; partial_ids [chunks] int32.
-    Grid (chunks,): one block owns CHUNK ids.
-    No arithmetic, so no rounding. Equal values: the smaller id.
-    Ids from VOCAB on and past the end of the array (padding -inf) never win.
-    """
-    chunk = ct.bid(0)
-    if PDL:
-        ct.grid_dependency_control_launch_dependents()
-        ct.grid_dependency_control_wait()
-    ids = ct.arange(CHUNK, dtype=ct.int32) + chunk * CHUNK
-    values = ct.load(logits, index=(chunk,), shape=(CHUNK,), padding_mode=NEG_INF, allow_tma=False)
-    values = ct.where(ids < VOCAB, values, MASKED_LOGIT)
-    value, position = ct.reduce((values, ids), 0, first_max, (float("-inf"), 2**31 - 1))
-    ct.store(partial_values, index=(chunk,), tile=value, allow_tma=False)
-    ct.store(partial_ids, index=(chunk,), tile=position, allow_tma=False)
-
-
-@ct.kernel
-def argmax_merge_kernel(partial_values, partial_ids, state, sampled, length, ids, PARTIALS: CI, PDL: CI):
-    """sampled[0] = ids[step % R] = the id whose partial value is largest, ties to the smaller id.
-
-    partial_values [n] float32, partial_ids [n] int32, n <= PARTIALS; state [8] int32; sampled, length [1], ids [R] int32.
-    Grid (1,). Adds 1 to length and to the step.
-    No arithmetic, so no rounding.
-    Entries past n read as -inf and never win.
-    """
-    if PDL:
-        ct.grid_dependency_control_launch_dependents()
-        ct.grid_dependency_control_wait()
-    values = ct.load(partial_values, index=(0,), shape=(PARTIALS,), padding_mode=NEG_INF, allow_tma=False)
-    positions = ct.load(partial_ids, index=(0,), shape=(PARTIALS,), padding_mode=ZERO, allow_tma=False)
-    _, drawn = ct.reduce((values, positions), 0, first_max, (float("-inf"), 2**31 - 1))
-    advance(state, sampled, length, ids, drawn)
-
-
 @ct.kernel
 def sample_adjust_kernel(logits, token_state, settings, adjusted, run_maxima, partials, CHUNK: CI, SUB: CI, PDL: CI):
     """adjusted = (penalised logits) / temperature; maxima of runs of SUB; soft-max sums of raw and adjusted logits.
 
-    logits [V] float32; token_state [V] int32 (sampling_layout); settings [8] float32; adjusted [chunks * CHUNK] float32;
+    logits [V] float32; token_state [V] int32 (sampling_layout); settings [8], adjusted [chunks * CHUNK] float32;
     run_maxima [chunks * CHUNK / SUB] float32; partials [4, chunks] float32: adjusted max and sum, raw max and sum.
     Grid (chunks,): one block owns CHUNK ids.
     float32 throughout; the sums are of exp(x - maximum of the chunk).
@@ -239,8 +175,8 @@ def sample_rank_kernel(
 
     won_values, won_ids [CANDIDATES * SUB]: of sample_select, flat; settings [8] float32; state [8] int32;
     sorted_values [CANDIDATES] float32; sorted_ids [CANDIDATES] int32. k as in sample_select.
-    Grid (min(CANDIDATES, runs) * SUB / OWN,): one block owns OWN ids of one run. It leaves at once where its run was not chosen or
-    where all its ids are smaller than the smallest chosen maximum, so than k others: most blocks do.
+    Grid (min(CANDIDATES, runs) * SUB / OWN,): one block owns OWN ids of one run. It leaves at once where its run was not
+    chosen or where all its ids are smaller than the smallest chosen maximum, so than k others: most blocks do.
     Compares only.
     Columns past the chosen runs are not compared; entries of `sorted` from k on are left as they were.
     """
@@ -270,58 +206,31 @@ def sample_rank_kernel(
             ct.scatter(sorted_ids, (rank,), own_id, mask=rank < active)
 
 
-def argmax(
-    launcher: Launcher,
-    logits: Any,
-    partial_values: Any,
-    partial_ids: Any,
-    state: Any,
-    outputs: SampleOutputs,
-    *,
-    vocab: int,
-    config: ArgmaxConfig,
-) -> None:
-    """The first id of the largest of logits[0, :vocab] to `outputs`; two launches.
+@ct.kernel
+def sample_draw_kernel(
+    logits, adjusted, partials, sorted_values, sorted_ids, settings, state, token_state,
+    sampled, length, ids, logprobs, PARTIALS: CI, TAIL: CI, PDL: CI,
+):  # fmt: skip
+    """Draw one id: first whose running mass, in descending order, exceeds u * (mass of the kept prefix).
 
-    Args:
-        logits: [1, V'] float32, V' >= vocab.
-        partial_values, partial_ids: [ceil(V' / chunk)] float32 and int32, workspace.
-        state: [8] int32 (kernels/sampling_layout.py); the step is advanced, nothing else is read.
-
-    Raises:
-        ValueError, TypeError: shape, dtype or layout.
+    logits, token_state [V]; adjusted [V'] float32; partials [4, chunks] float32; sorted_* [CANDIDATES];
+    settings [8] float32; state [8] int32; sampled, length [1] int32; ids [R] int32, logprobs [R] float32.
+    Grid (1,). Writes sampled, ids and logprobs at step % R, and adds 1 to length, token_state[id] and the step.
+    float32; masses relative to the largest probability; logprob = raw logit - log of the raw sum over the vocabulary.
+    Partials past the last chunk read as -inf (maxima) and 0 (sums).
     """
-    check_array("argmax: logits", logits, (1, None), "float32", align=16)
-    width = int(logits.shape[1])
-    if not 1 <= vocab <= width:
-        raise ValueError(f"argmax: vocab is {vocab}, logits have {width} columns")
-    chunks = -(-width // config.chunk)
-    check_array("argmax: partial_values", partial_values, (chunks,), "float32")
-    check_array("argmax: partial_ids", partial_ids, (chunks,), "int32")
-    _check_outputs("argmax", state, outputs)
-    args = (logits.reshape(-1), partial_values, partial_ids, config.chunk, vocab, int(launcher.pdl))
-    launcher(argmax_chunk_kernel, (chunks, 1, 1), args)
-    argmax_merge(launcher, partial_values, partial_ids, state, outputs)
-
-
-def argmax_merge(launcher: Launcher, partial_values: Any, partial_ids: Any, state: Any, outputs: SampleOutputs) -> None:
-    """The second stage alone, for a producer that already left one (maximum, first id) per block.
-
-    Args:
-        partial_values, partial_ids: [n] float32 and int32, n <= 4096.
-        state: [8] int32; the step is advanced.
-
-    Raises:
-        ValueError, TypeError: shape, dtype or layout.
-    """
-    check_array("argmax: partial_values", partial_values, (None,), "float32")
-    count = int(partial_values.shape[0])
-    check_array("argmax: partial_ids", partial_ids, (count,), "int32")
-    if count > 4096:
-        raise ValueError(f"argmax: {count} partial maxima, at most 4096 fit one block")
-    _check_outputs("argmax", state, outputs)
-    args = (partial_values, partial_ids, state, outputs.sampled, outputs.length, outputs.ids)
-    launcher(argmax_merge_kernel, (1, 1, 1), (*args, _power_of_two(count), int(launcher.pdl)))
+    if PDL:
+        ct.grid_dependency_control_launch_dependents()
+        ct.grid_dependency_control_wait()
+    drawn = draw(adjusted, partials, sorted_values, sorted_ids, settings, state, PARTIALS, TAIL)
+    raw_maxima = ct.load(partials, index=(2, 0), shape=(1, PARTIALS), padding_mode=NEG_INF, allow_tma=False)
+    raw_sums = ct.load(partials, index=(3, 0), shape=(1, PARTIALS), padding_mode=ZERO, allow_tma=False)
+    raw_top = ct.max(raw_maxima)
+    raw_whole = ct.sum(ct.exp(raw_maxima - raw_top) * raw_sums)
+    own = read(logits, drawn) - raw_top - ct.log(raw_whole)
+    ct.store(logprobs, index=(read(state, STEP) & (logprobs.shape[0] - 1),), tile=own, allow_tma=False)
+    ct.store(token_state, index=(drawn,), tile=read(token_state, drawn) + 1, allow_tma=False)
+    advance(state, sampled, length, ids, drawn)
 
 
 def sample(
@@ -351,7 +260,7 @@ def sample(
     vocab = int(logits.shape[1])
     check_array("sample: token_state", token_state, (vocab,), "int32", align=16)
     check_array("sample: settings", settings, (SETTINGS,), "float32")
-    _check_outputs("sample", state, outputs)
+    check_outputs("sample", state, outputs)
     for name, (shape, dtype) in sample_workspace_shapes(vocab, config).items():
         check_array(f"sample: workspace.{name}", getattr(workspace, name), shape, dtype, align=16)
     w, flat, pdl = workspace, logits.reshape(-1), int(launcher.pdl)
@@ -367,42 +276,22 @@ def sample(
     launcher(sample_rank_kernel, (rows * sub // own, 1, 1), (*args, sub, own, COMPARES // own, pdl))
     args = (flat, w.adjusted, w.partials, w.sorted_values, w.sorted_ids, settings, state, token_state)
     args += (outputs.sampled, outputs.length, outputs.ids, outputs.logprobs)
-    launcher(sample_draw_kernel, (1, 1, 1), (*args, _power_of_two(chunks), config.tail, pdl))
-
-
-def _check_outputs(op: str, state: Any, outputs: SampleOutputs) -> None:
-    check_array(f"{op}: state", state, (STATE_WORDS,), "int32")
-    check_array(f"{op}: sampled", outputs.sampled, (1,), "int32")
-    check_array(f"{op}: length", outputs.length, (1,), "int32")
-    check_array(f"{op}: ids", outputs.ids, (None,), "int32")
-    ring = int(outputs.ids.shape[0])
-    if ring & (ring - 1):
-        raise ValueError(f"{op}: ids has {ring} entries, expected a power of two")
-    check_array(f"{op}: logprobs", outputs.logprobs, (ring,), "float32")
-
-
-def _power_of_two(count: int) -> int:
-    """The tile that holds `count` elements, at least one a thread."""
-    return max(128, 1 << (count - 1).bit_length())
+    launcher(sample_draw_kernel, (1, 1, 1), (*args, power_of_two(chunks), config.tail, pdl))
 
 
 def compile_cases(arch: str) -> Iterator[Case]:
-    """Both samplers with each vocabulary."""
+    """Each vocabulary."""
     for name, model in MODELS.items():
         yield Case(name, lambda launcher, v=model.vocab: _record(launcher, arch, v))  # type: ignore[misc]
 
 
 def _record(launcher: Any, arch: str, vocab: int) -> None:
-    """Both samplers over arrays without memory."""
-    logits = ArraySpec((1, vocab), "float32")
-    ring = (ArraySpec(1, "int32"), ArraySpec(1, "int32"), ArraySpec(64, "int32"), ArraySpec(64, "float32"))
-    state, outputs = ArraySpec(STATE_WORDS, "int32"), SampleOutputs(*ring)
-    greedy = ArgmaxConfig(**table_config("argmax", arch, vocab=vocab))
-    chunks = -(-vocab // greedy.chunk)
-    partials = (ArraySpec(chunks, "float32"), ArraySpec(chunks, "int32"))
-    argmax(launcher, logits, *partials, state, outputs, vocab=vocab, config=greedy)
+    """A draw over arrays without memory."""
     config = SampleConfig(**table_config("sample", arch, vocab=vocab))
     shapes = sample_workspace_shapes(vocab, config)
     workspace = SampleWorkspace(**{name: ArraySpec(*shape) for name, shape in shapes.items()})
-    arrays = (ArraySpec(vocab, "int32"), ArraySpec(SETTINGS, "float32"), state, workspace, outputs)
-    sample(launcher, logits, *arrays, config=config)
+    outputs = SampleOutputs(
+        ArraySpec(1, "int32"), ArraySpec(1, "int32"), ArraySpec(64, "int32"), ArraySpec(64, "float32")
+    )
+    arrays = (ArraySpec(vocab, "int32"), ArraySpec(SETTINGS, "float32"), ArraySpec(STATE_WORDS, "int32"))
+    sample(launcher, ArraySpec((1, vocab), "float32"), *arrays, workspace, outputs, config=config)

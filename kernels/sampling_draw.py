@@ -19,11 +19,9 @@ from kernels.sampling_layout import (
     SEED_HIGH,
     SEED_LOW,
     STEP,
-    TEMPERATURE,
     TOP_K,
     TOP_P,
     active_candidates,
-    advance,
     read,
 )
 
@@ -163,22 +161,8 @@ def tail_id(adjusted, top, target, TAIL: CI):
     return found
 
 
-@ct.kernel
-def sample_draw_kernel(
-    logits, adjusted, partials, sorted_values, sorted_ids, settings, state, token_state,
-    sampled, length, ids, logprobs, PARTIALS: CI, TAIL: CI, PDL: CI,
-):  # fmt: skip
-    """Draw one id: first whose running mass, in descending order, exceeds u * (mass of the kept prefix).
-
-    logits, token_state [V]; adjusted [V'] float32; partials [4, chunks] float32; sorted_values, sorted_ids [CANDIDATES];
-    settings [8] float32; state [8] int32; sampled, length [1] int32; ids [R] int32, logprobs [R] float32.
-    Grid (1,). Writes sampled, ids and logprobs at step % R, and adds 1 to length, token_state[id] and the step.
-    float32; masses relative to the largest probability; logprob = raw logit - log of the raw sum over the vocabulary.
-    Partials past the last chunk read as -inf (maxima) and 0 (sums).
-    """
-    if PDL:
-        ct.grid_dependency_control_launch_dependents()
-        ct.grid_dependency_control_wait()
+def draw(adjusted, partials, sorted_values, sorted_ids, settings, state, PARTIALS: CI, TAIL: CI):
+    """The id whose running mass, in descending order, first exceeds u * (mass of the kept prefix)."""
     lane = ct.arange(CANDIDATES, dtype=ct.int32)
     active = active_candidates(settings, state)
     values = ct.load(sorted_values, index=(0,), shape=(CANDIDATES,), check_bounds=False, allow_tma=False)
@@ -210,13 +194,4 @@ def sample_draw_kernel(
     drawn = ct.sum(ct.where(lane == index, candidates, 0))
     if index >= listed:
         drawn = tail_id(adjusted, top, target, TAIL)
-    drawn = drawn.item()
-
-    raw_maxima = ct.load(partials, index=(2, 0), shape=(1, PARTIALS), padding_mode=NEG_INF, allow_tma=False)
-    raw_sums = ct.load(partials, index=(3, 0), shape=(1, PARTIALS), padding_mode=ZERO, allow_tma=False)
-    raw_top = ct.max(raw_maxima)
-    raw_whole = ct.sum(ct.exp(raw_maxima - raw_top) * raw_sums)
-    own = read(logits, drawn) - raw_top - ct.log(raw_whole)
-    ct.store(logprobs, index=(read(state, STEP) & (logprobs.shape[0] - 1),), tile=own, allow_tma=False)
-    ct.store(token_state, index=(drawn,), tile=read(token_state, drawn) + 1, allow_tma=False)
-    advance(state, sampled, length, ids, drawn)
+    return drawn.item()

@@ -1,4 +1,4 @@
-"""kernels/sampling.py against a sampler that sorts: the same id for the same seed and step, and the right distribution."""
+"""kernels/sampling.py against a sampler that sorts: the same id for a seed and step, the right distribution."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kernels.argmax import ArgmaxConfig, SampleOutputs, argmax, argmax_merge
 from kernels.sampling import (
-    ArgmaxConfig,
     SampleConfig,
-    SampleOutputs,
     SampleWorkspace,
-    argmax,
-    argmax_merge,
     sample,
     sample_workspace_shapes,
 )
