@@ -1,8 +1,8 @@
 """The whole CUDA engine through the kernel interpreter: every step kind, against the NumPy backend, token for token.
 
 The kernels round activations to half precision where NumPy keeps float32. On these models that moves a logit by at most
-TOLERANCE; where NumPy's two best logits are closer than that, either is right, and both backends go on with the device's
-choice. `near_ties` are counted and bounded, so that a test can't pass by ties alone.
+TOLERANCE; where NumPy's two best logits are closer than that, either is right, and both go on with the device's
+choice. `near_ties` are bounded, so that a test can't pass by ties alone.
 """
 
 from __future__ import annotations

@@ -14,12 +14,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib.metadata
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernels.compile import cache_dir
+from kernels.compile import cache_dir, compiler_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -69,13 +68,6 @@ class CubinStore:
         if host is None and not providers:
             _write(path, name.encode("ascii") + b"\n" + bytes(cubin))
         return result
-
-
-def compiler_version() -> str:
-    """cuda-tile's version and its compiler's."""
-    from cuda.tile._compile import _get_compiler_version_string  # noqa: PLC0415 - private: asked for here alone
-
-    return f"{importlib.metadata.version('cuda-tile')} {_get_compiler_version_string()}"
 
 
 @functools.cache

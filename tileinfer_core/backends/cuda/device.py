@@ -98,8 +98,8 @@ class Device(Protocol):
     def run(self, step: Sequence[Recorded]) -> None:
         """Queue the launches one by one."""
 
-    def record(self, step: Sequence[Recorded]) -> Graph:
-        """Make a graph of them. Nothing runs."""
+    def record(self, step: Sequence[Recorded], carveout: int | None = None) -> Graph:
+        """Make a graph of them. Nothing runs. `carveout`: percent of shared memory, a hint (kernels/carveout.py)."""
 
     def synchronize(self) -> None: ...
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import math
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import cupy
 import numpy as np
 
+from kernels.carveout import set_carveout
 from kernels.launch import GpuLauncher
 from tileinfer_core.backends.cuda.device import DeviceMemory
 from tileinfer_core.dtypes import BFLOAT16
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 runtime = cupy.cuda.runtime
 FIRST_PDL_ARCH = 90
+CAPTURE_RELAXED = 2  # a kernel that is loaded while capturing must not end the capture
 
 
 @contextlib.contextmanager
@@ -57,14 +60,18 @@ class GpuEvent:
 class CapturedGraph:
     """An instantiated CUDA graph. The arrays in its launches are kept alive with it."""
 
-    def __init__(self, graph: Any, stream: Any, step: Sequence[Recorded]) -> None:
-        self._graph = graph
+    def __init__(self, graph: int, stream: Any, step: Sequence[Recorded]) -> None:
         self._stream = stream
         self._step = tuple(step)
+        try:
+            self._executable = runtime.graphInstantiate(graph)
+        finally:
+            runtime.graphDestroy(graph)
+        weakref.finalize(self, runtime.graphExecDestroy, self._executable)
 
     def launch(self) -> None:
         with device_errors():
-            self._graph.launch(self._stream)
+            runtime.graphLaunch(self._executable, self._stream.ptr)
 
 
 class GpuDevice:
@@ -148,18 +155,21 @@ class GpuDevice:
                 hint="`tileinfer doctor` checks driver, compiler and CuPy; --backend cpu runs without them",
             ) from error
 
-    def record(self, step: Sequence[Recorded]) -> Graph:
-        self._stream.begin_capture()
+    def record(self, step: Sequence[Recorded], carveout: int | None = None) -> Graph:
+        runtime.streamBeginCapture(self._stream.ptr, CAPTURE_RELAXED)
         try:
             self.run(step)
         except BaseException:
             self._abandon_capture()
             raise
-        return CapturedGraph(self._stream.end_capture(), self._stream, step)
+        graph = runtime.streamEndCapture(self._stream.ptr)
+        if carveout is not None:
+            set_carveout(graph, lambda _grid: carveout)
+        return CapturedGraph(graph, self._stream, step)
 
     def _abandon_capture(self) -> None:
         with contextlib.suppress(runtime.CUDARuntimeError):  # the error on its way has invalidated the capture
-            self._stream.end_capture()
+            runtime.graphDestroy(runtime.streamEndCapture(self._stream.ptr))
 
     def synchronize(self) -> None:
         with device_errors():

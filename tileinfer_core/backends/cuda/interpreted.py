@@ -112,7 +112,7 @@ class InterpretedDevice:
         for launch in step:
             self._launcher(launch.kernel, launch.grid, launch.args)
 
-    def record(self, step: Sequence[Recorded]) -> Graph:
+    def record(self, step: Sequence[Recorded], carveout: int | None = None) -> Graph:  # noqa: ARG002 - the protocol's
         self.recorded += 1
         return ReplayedList(self, step)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kernels import configs
+from kernels.argmax import SampleOutputs
 from kernels.attention_decode import attention_config, attention_decode, context_bucket, workspace_floats
 from kernels.attention_prefill import AttentionPrefillConfig, attention_prefill
 from kernels.embedding import embedding, embedding_decode
@@ -26,7 +27,7 @@ from kernels.linear_prefill import (
 )
 from kernels.norm import rms_norm
 from kernels.rope import qk_norm_rope_kv
-from kernels.sampling import SampleConfig, SampleOutputs, SampleWorkspace, sample, sample_workspace_shapes
+from kernels.sampling import SampleConfig, SampleWorkspace, sample, sample_workspace_shapes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
