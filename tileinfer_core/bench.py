@@ -19,15 +19,22 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from tileinfer_core.backends.select import choose_backend, load_runner
+from tileinfer_core.config import ModelConfig
 from tileinfer_core.errors import UsageError
+from tileinfer_core.jsonfile import read_json_object
 from tileinfer_core.models.decoder import EMBEDDING
+from tileinfer_core.models.define import define_from_files, define_model
 from tileinfer_core.progress import ProgressEvent, silent
 from tileinfer_core.sampling import SamplingParams
+from tileinfer_core.weights import WeightFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tileinfer_core.backends.base import Runner
+    from tileinfer_core.backends.select import BackendChoice
     from tileinfer_core.models.decoder import ModelDefinition
     from tileinfer_core.progress import OnProgress
 
@@ -114,6 +121,40 @@ class MeasuresItself(Protocol):
         """Bytes per second of a copy (read + written) and of a read-only stream."""
 
 
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A runner to measure. It has no tokenizer: the ids are random."""
+
+    runner: Runner
+    model: ModelDefinition
+    backend: BackendChoice
+    load_s: float
+    warnings: tuple[str, ...] = ()
+
+
+def load_for_bench(
+    path: Path, *, backend: str, context: int | None, noise: bool, on_progress: OnProgress = silent
+) -> Loaded:
+    """A model's folder; with `noise` a config.json (or a folder with one) whose weights are made up.
+
+    Raises:
+        ModelError, BackendError: as loading for an answer does.
+    """
+    start = time.perf_counter()
+    file = path / "config.json" if path.is_dir() else path
+    config = ModelConfig.from_dict(read_json_object(file, max_bytes=4 << 20), str(file))
+    choice = choose_backend(backend)
+    files: WeightFiles | None = None
+    warnings: tuple[str, ...] = ()
+    if noise:
+        model = define_model(config, tied=config.tie_word_embeddings)
+    else:
+        files = WeightFiles.open(path)
+        model, warnings = define_from_files(config, files)
+    runner = load_runner(choice, model, files, context=context, prefill_chunk=None, on_progress=on_progress)
+    return Loaded(runner, model, choice, time.perf_counter() - start, warnings)
+
+
 def run_bench(
     runner: Runner,
     model: ModelDefinition,
@@ -149,8 +190,7 @@ def run_bench(
 
 def _check(runner: Runner, model: ModelDefinition, options: BenchOptions) -> None:
     counts = {"--tokens": options.tokens - 1, "--repetitions": options.repetitions}
-    counts |= dict.fromkeys(("--prefill",), min(options.prefill, default=1))
-    counts |= dict.fromkeys(("--context",), min(options.contexts, default=1))
+    counts |= {"--prefill": min(options.prefill, default=1), "--decode-at": min(options.contexts, default=1)}
     for name, value in counts.items():
         if value < 1:
             raise UsageError(f"{name} is too small to measure anything")
