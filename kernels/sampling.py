@@ -223,6 +223,7 @@ def sample_draw_kernel(
         ct.grid_dependency_control_launch_dependents()
         ct.grid_dependency_control_wait()
     drawn = draw(adjusted, partials, sorted_values, sorted_ids, settings, state, PARTIALS, TAIL)
+    drawn = ct.minimum(ct.maximum(drawn, 0), logits.shape[0] - 1)  # NaN logits rank nothing: any id, but a valid one
     raw_maxima = ct.load(partials, index=(2, 0), shape=(1, PARTIALS), padding_mode=NEG_INF, allow_tma=False)
     raw_sums = ct.load(partials, index=(3, 0), shape=(1, PARTIALS), padding_mode=ZERO, allow_tma=False)
     raw_top = ct.max(raw_maxima)

@@ -28,7 +28,7 @@ from tileinfer_core.weights import WeightFiles
 
 GREEDY = SamplingParams(temperature=0)
 TOLERANCE = {"BF16": 0.15, "F16": 0.03}
-SMALL = {"num_hidden_layers": 2, "head_dim": 64, "intermediate_size": 96}
+SMALL = {"num_hidden_layers": 1, "head_dim": 64, "intermediate_size": 96}
 MODELS = {
     "qwen3": {**VARIANTS["qwen3-tied"], **SMALL},
     "llama": {
@@ -274,10 +274,8 @@ def test_a_full_pool_stops_one_sequence_and_spares_the_others(pair):
 
 def test_logits_that_are_no_numbers_are_said(pair):
     p = pair()
-    name = "model.norm.weight"
-    weights = p.cuda.plans._weights
-    weights.norm[...] = np.nan
-    assert name in {parameter.name for parameter in p.model.parameters}
+    p.device._launcher.checks = False  # the sampler's ranks are no ranks then; a GPU doesn't mind
+    p.cuda.plans._weights.norm[...] = np.nan
     cache = p.cuda.new_cache(64)
     p.cuda.prefill(cache, p.ids(5))
     with pytest.raises(TileinferError, match="NaN"):
@@ -305,9 +303,10 @@ def test_an_interrupted_prefill_leaves_the_cache_as_it_was(pair, monkeypatch):
     assert_greedy_follows(p, prompt, decode(p.cuda, cache, GREEDY, 150, 2))
 
 
-def test_memory_is_planned_before_anything_is_taken(pair, tmp_path):
+def test_memory_is_planned_before_anything_is_taken(pair, monkeypatch):
+    monkeypatch.setattr(load, "allocate", lambda *_: pytest.fail("too late"))
     with pytest.raises(OutOfMemoryError, match="context of 256 tokens") as caught:
-        pair(memory_bytes=400 << 20)
+        pair(memory_bytes=380 << 20)
     assert caught.value.exit_code == 8
 
 
