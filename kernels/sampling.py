@@ -175,8 +175,8 @@ def sample_rank_kernel(
 
     won_values, won_ids [CANDIDATES * SUB]: of sample_select, flat; settings [8] float32; state [8] int32;
     sorted_values [CANDIDATES] float32; sorted_ids [CANDIDATES] int32. k as in sample_select.
-    Grid (min(CANDIDATES, runs) * SUB / OWN,): one block owns OWN ids of one run. It leaves at once where its run was not
-    chosen or where all its ids are smaller than the smallest chosen maximum, so than k others: most blocks do.
+    Grid (min(CANDIDATES, runs) * SUB / OWN,): one block owns OWN ids of one run. It leaves at once where the run was
+    not chosen or all its ids are smaller than the smallest chosen maximum, so than k others: most do.
     Compares only.
     Columns past the chosen runs are not compared; entries of `sorted` from k on are left as they were.
     """

@@ -187,7 +187,7 @@ def test_distribution(machine: Any, settings: Settings) -> None:
     """Chi-square of many draws against the reference sampler's probabilities, in about 20 classes."""
     if not machine.pdl:
         pytest.skip("the kernels are the same without PDL, and this test is long")
-    draws = 4000 if machine.on_gpu else 300
+    draws = 4000 if machine.on_gpu else 160
     problem = Problem.draw(500, seed=7, spread=1.0)
     ids, probabilities = reference.distribution(problem.scores(settings), settings)
     device = Device(machine, problem, settings, sub=16, own=16)
