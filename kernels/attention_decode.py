@@ -2,9 +2,9 @@
 
     out[h] = Σ_p softmax_p(q_h · k_p / √d) v_p        over positions 0 … length - 1, the last one being this token's
 
-Two launches: splits of the context in parallel blocks, then one block per query head that merges them. The new token has
-a block of its own, which also writes its key and value into the cache; the others read only older positions, so nothing
-waits inside the launch. Soft-max in base 2: log2(e)/√d is in the queries.
+Two launches: splits of the context in parallel blocks, then one block per query head that merges them. The new token
+has a block of its own, which also writes its key and value into the cache; the others read only older positions, so
+nothing waits inside the launch. Soft-max in base 2: log2(e)/√d is in the queries.
 
 Two forms, chosen by the context a graph is captured for (`attention_config`):
 
@@ -15,14 +15,14 @@ Two forms, chosen by the context a graph is captured for (`attention_config`):
 Keys (64 × d) and transposed values (d × 64) stand on the matrix unit's M side, the query heads of one KV head are up to
 8 columns on its N side (below 16 × 8 and M·N = 512 the compiler leaves the tensor cores).
 
-Refuses: head_dim other than 64 and 128, more than 8 query heads a KV head, more than one token (a verify step of several
-goes through kernels/attention_prefill.py).
+Refuses: head_dim other than 64 and 128, more than 8 query heads a KV head, more than one token (a verify step of
+several goes through kernels/attention_prefill.py).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import cuda.tile as ct
 
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from kernels.catalogue import Case
     from kernels.launch import Launcher
 
-Int = ct.Constant[int]
-Bool = ct.Constant[bool]
-Float = ct.Constant[float]
+Int: TypeAlias = ct.Constant[int]
+Bool: TypeAlias = ct.Constant[bool]
+Float: TypeAlias = ct.Constant[float]
 ZERO = ct.PaddingMode.ZERO
 COLUMNS = 8
 NEVER = -1.0e30  # a masked score; finite, so that a split without positions merges with weight 0
@@ -287,7 +287,7 @@ def attention_decode(
     parts, stats = _workspace(op, workspace, config, heads, kv_heads, head_dim)
     q = qkv.reshape(-1)[: heads * head_dim].reshape(kv_heads, group, head_dim)
     k, v = (qkv.reshape(heads + 2 * kv_heads, head_dim)[heads + i * kv_heads :][:kv_heads] for i in (0, 1))
-    gains = (optional_gain(op, g, c, head_dim, half) for g, c in ((q_gain, cos), (k_gain, sin)))
+    gains = [optional_gain(op, g, c, head_dim, half) for g, c in ((q_gain, cos), (k_gain, sin))]
     args = (q, k, v, *gains, cos, sin, k_pool, v_pool, block_table, length, parts, stats)
     constants = (kv_heads, config.splits, head_dim, float(eps), q_gain is not None, launcher.pdl)
     kernel = attention_page_kernel if config.form == "page" else attention_loop_kernel
@@ -312,7 +312,7 @@ def _check_context(op: str, config: AttentionConfig, context: int, cos: Any, blo
 
 
 def _workspace(op: str, workspace: Any, config: AttentionConfig, heads: int, kv_heads: int, head_dim: int) -> Any:
-    """Partial sums [kv_heads, splits + 1, group, head_dim] and their maxima and weights [kv_heads, splits + 1, 2, 8]."""
+    """Partial sums [kv_heads, splits + 1, group, head_dim]; their maxima and weights [kv_heads, splits + 1, 2, 8]."""
     need = workspace_floats(config, heads, kv_heads, head_dim)
     check_array(f"{op}: workspace", workspace, (None,), "float32", align=16)
     if workspace.shape[0] < need:
@@ -333,11 +333,12 @@ def compile_cases(arch: str) -> Iterator[Case]:
             for context in (*CONTEXTS, 4096):
                 config = attention_config(arch, m.kv_heads, context)
                 gain = ArraySpec((1, m.head_dim), "bfloat16") if m.qk_norm else None
-                tables = [ArraySpec((4096, m.head_dim // 2), "float32") for _ in range(2)]
+                cos, sin = (ArraySpec((4096, m.head_dim // 2), "float32") for _ in range(2))
                 size = workspace_floats(config, m.heads, m.kv_heads, m.head_dim)
                 attention_decode(
-                    launcher, ArraySpec((1, m.qkv_rows), "bfloat16"), gain, gain, *tables,
-                    ArraySpec((pages * PAGE, m.head_dim), "bfloat16"), ArraySpec((pages * m.head_dim, PAGE), "bfloat16"),
+                    launcher, ArraySpec((1, m.qkv_rows), "bfloat16"), gain, gain, cos, sin,
+                    ArraySpec((pages * PAGE, m.head_dim), "bfloat16"),
+                    ArraySpec((pages * m.head_dim, PAGE), "bfloat16"),
                     ArraySpec(64, "int32"), ArraySpec(1, "int32"), ArraySpec(size, "float32"),
                     ArraySpec((1, m.attention_width), "bfloat16"), kv_heads=m.kv_heads, head_dim=m.head_dim,
                     context=context,

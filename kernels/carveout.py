@@ -11,34 +11,28 @@ Only ctypes on the driver library; nothing here is needed for correctness.
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from kernels import configs
 
 _KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
 _PREFERRED_CARVEOUT = 14  # CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
 
 
-class _KernelNodeParams(ctypes.Structure):
-    _fields_ = (
-        ("func", ctypes.c_void_p),
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("shared_bytes", ctypes.c_uint),
-        ("params", ctypes.c_void_p),
-        ("extra", ctypes.c_void_p),
-        ("kern", ctypes.c_void_p),
-        ("ctx", ctypes.c_void_p),
-    )
+def step_carveout(arch: str, hidden: int) -> int | None:
+    """The percentage for a decode step of a model with this hidden length; None leaves the choice to the driver."""
+    try:
+        found = configs.config("decode_step", arch, hidden=hidden)["carveout"]
+    except KeyError:
+        return None
+    return None if found is None else int(found)
 
 
-def set_carveout(graph: int, percent: Callable[[tuple[int, int, int]], int | None]) -> int:
-    """Ask for a carve-out on kernel nodes of a graph that is not instantiated yet.
+def set_carveout(graph: int, percent: int) -> int:
+    """Ask for a carve-out on every kernel node of a graph that is not instantiated yet.
 
     Args:
         graph: a CUgraph handle (what cudaStreamEndCapture returns).
-        percent: of the largest shared memory, for a node's grid; None leaves the node alone. 0 asks for all of L1.
+        percent: of the largest shared memory; 0 asks for all of L1. A kernel that needs more gets what it needs.
 
     Returns:
         How many nodes took it.
@@ -56,18 +50,12 @@ def set_carveout(graph: int, percent: Callable[[tuple[int, int, int]], int | Non
     return sum(_set(driver, ctypes.c_void_p(node), percent) for node in nodes)
 
 
-def _set(driver: ctypes.CDLL, node: ctypes.c_void_p, percent: Callable[[tuple[int, int, int]], int | None]) -> int:
+def _set(driver: ctypes.CDLL, node: ctypes.c_void_p, percent: int) -> int:
     kind = ctypes.c_int(-1)
     _check(driver.cuGraphNodeGetType(node, ctypes.byref(kind)), "cuGraphNodeGetType")
     if kind.value != _KERNEL_NODE:
         return 0
-    params = _KernelNodeParams()
-    _check(driver.cuGraphKernelNodeGetParams_v2(node, ctypes.byref(params)), "cuGraphKernelNodeGetParams")
-    x, y, z = params.grid
-    wanted = percent((int(x), int(y), int(z)))
-    if wanted is None:
-        return 0
-    value = (ctypes.c_uint * 16)(wanted)
+    value = (ctypes.c_uint * 16)(percent)
     result = driver.cuGraphKernelNodeSetAttribute(node, _PREFERRED_CARVEOUT, ctypes.byref(value))
     _check(result, "cuGraphKernelNodeSetAttribute")
     return 1

@@ -26,9 +26,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 FAMILIES: tuple[str, ...] = (
+    "kernels.activation",
     "kernels.argmax",
+    "kernels.attention_decode",
     "kernels.attention_prefill",
+    "kernels.embedding",
+    "kernels.kv_write",
+    "kernels.linear",
     "kernels.linear_prefill",
+    "kernels.linear_tokens",
+    "kernels.norm",
+    "kernels.rope",
     "kernels.sampling",
 )
 

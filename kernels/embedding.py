@@ -1,16 +1,16 @@
 """Embedding rows into the float32 residual stream, for decode together with what the first layer's norm needs.
 
-    embedding          ids [T] → stream [T, H]                                    (prefill)
-    embedding_decode   ids [T] → stream, stream·gain, Σ stream²                   (1 to 8 tokens, as a residual product ends)
+    embedding          ids [T] → stream [T, H]                       (prefill)
+    embedding_decode   ids [T] → stream, stream·gain, Σ stream²      (1 to 8 tokens, as a residual product ends)
 
-Ids are read from device memory: the sampler's output feeds the next step without the host. An id outside the table reads
-row 0 or the last row, never foreign memory.
+Ids are read from device memory: the sampler's output feeds the next step without the host. An id outside the table
+reads row 0 or the last row, never foreign memory.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import cuda.tile as ct
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from kernels.catalogue import Case
     from kernels.launch import Launcher
 
-Int = ct.Constant[int]
-Bool = ct.Constant[bool]
+Int: TypeAlias = ct.Constant[int]
+Bool: TypeAlias = ct.Constant[bool]
 ZERO = ct.PaddingMode.ZERO
 HALF = ("bfloat16", "float16")
 
@@ -59,7 +59,7 @@ def embedding_decode_kernel(ids, table, gain, stream, normed, square_sums, V: In
     """stream[t] = table[ids[t]]; normed[t] = stream[t]·gain; square_sums[t] = [Σ stream[t]², 0, …, 0].
 
     ids [T] int32, table [V, hidden] half, gain [1, hidden] half or float32, stream [T, hidden] float32, normed
-    [T, hidden] half, square_sums [T, NB] float32. Grid: T blocks of one token. H is hidden rounded up to a power of two.
+    [T, hidden] half, square_sums [T, NB] float32. Grid: T blocks of one token. H is hidden, up to a power of two.
     normed is rounded once. Rows hang over hidden: zeros in, nothing out; ids are clamped to the table.
     """
     t = ct.bid(0)

@@ -1,6 +1,6 @@
 """Keys and values of a prefill chunk into the paged cache: head norm, rotation, and the transposition of V.
 
-Layout (docs/shapes.md): K pool [pages · kv_heads · 64, head_dim], V pool [pages · kv_heads · head_dim, 64], V transposed
+Layout (docs/shapes.md): K pool [pages · kv_heads · 64, head_dim], V pool [pages · kv_heads · head_dim, 64], transposed
 because the decode product wants the keys' axis contiguous. Position p of the sequence is in slot p % 64 of page
 block_table[p // 64].
 
@@ -12,7 +12,7 @@ Refuses: head_dim other than 64 and 128, pages other than 64 slots.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import cuda.tile as ct
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from kernels.catalogue import Case
     from kernels.launch import Launcher
 
-Int = ct.Constant[int]
-Bool = ct.Constant[bool]
-Float = ct.Constant[float]
+Int: TypeAlias = ct.Constant[int]
+Bool: TypeAlias = ct.Constant[bool]
+Float: TypeAlias = ct.Constant[float]
 PAGE = 64
 HALF_PAGE = 32
 HALF = ("bfloat16", "float16")
@@ -137,7 +137,7 @@ def check_rope(op: str, cos: Any, sin: Any, start: Any, head_dim: int) -> None:
 
 
 def check_pools(op: str, k_pool: Any, v_pool: Any, block_table: Any, kv_heads: int, head_dim: int, half: str) -> None:
-    """Pools of whole pages, and few enough rows for 32-bit row numbers (elements may pass 2³¹: addresses are 64-bit)."""
+    """Pools of whole pages, with fewer than 2³¹ rows (elements may be more: addresses are 64-bit)."""
     check_array(f"{op}: k_pool", k_pool, (None, head_dim), half, align=16)
     rows = int(k_pool.shape[0])
     if rows % (kv_heads * PAGE):
@@ -165,10 +165,10 @@ def compile_cases(arch: str) -> Iterator[Case]:
 
         def run(launcher: Any, m: Any = m) -> None:
             gain = ArraySpec((1, m.head_dim), "bfloat16") if m.qk_norm else None
-            tables = [ArraySpec((4096, m.head_dim // 2), "float32") for _ in range(2)]
+            cos, sin = (ArraySpec((4096, m.head_dim // 2), "float32") for _ in range(2))
             pages = 64 * m.kv_heads
             kv_write(
-                launcher, ArraySpec((512, m.qkv_rows), "bfloat16"), gain, *tables, ArraySpec(1, "int32"),
+                launcher, ArraySpec((512, m.qkv_rows), "bfloat16"), gain, cos, sin, ArraySpec(1, "int32"),
                 ArraySpec(64, "int32"), ArraySpec((pages * PAGE, m.head_dim), "bfloat16"),
                 ArraySpec((pages * m.head_dim, PAGE), "bfloat16"), kv_heads=m.kv_heads, head_dim=m.head_dim,
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Weight products of a decode step, one token to a few: every block keeps whole rows of W in registers.
+"""Weight products of a decode step: for one token every block keeps whole rows of W in registers.
 
     linear            y = x Wᵀ (+ bias)
     linear_norm       y = (x·g) Wᵀ / rms(x) (+ bias): RMSNorm of the input folded in; also the LM head, y in float32
@@ -8,12 +8,11 @@
 
 A block first asks for all its weights (plain 16-byte loads, all in flight at once), then waits for the kernel before it
 (PDL), then reads x. So a product streams its weights while its predecessor finishes; docs/kernels.md has what this was
-measured against. For more tokens the row tiles are multiplied again per token, which FMA units keep up with to about
-four; from there on kernels/linear_tokens.py puts the weights through the tensor cores.
+measured against. For 2 to 8 tokens the wrappers launch the tensor-core form of kernels/linear_tokens.py.
 
-RMSNorm is folded: the producer of the residual stream writes x·g in the weights' type and each block's Σx², the consumer
-scales its sums by 1/rms at the end. x·g is rounded before it is scaled, where Transformers rounds after: an ulp here and
-there.
+RMSNorm is folded: the producer of the residual stream writes x·g in the weights' type and each block's Σx², the
+consumer scales its sums by 1/rms at the end. x·g is rounded before it is scaled, where Transformers rounds after: an
+ulp here and there.
 
 Refuses: lengths that a 16-byte load does not divide (multiples of 8), more than 8 tokens.
 """
@@ -21,7 +20,7 @@ Refuses: lengths that a 16-byte load does not divide (multiples of 8), more than
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import cuda.tile as ct
 
@@ -38,13 +37,12 @@ if TYPE_CHECKING:
     from kernels.catalogue import Case
     from kernels.launch import Launcher
 
-Int = ct.Constant[int]
-Bool = ct.Constant[bool]
-Float = ct.Constant[float]
+Int: TypeAlias = ct.Constant[int]
+Bool: TypeAlias = ct.Constant[bool]
+Float: TypeAlias = ct.Constant[float]
 ZERO = ct.PaddingMode.ZERO
 HALF = ("bfloat16", "float16")
 MAX_TOKENS = 8
-ROWS_TOKENS = 4  # the most tokens for which rows in registers are used
 PLAIN, SWIGLU, XIELU = 0, 1, 2
 
 
@@ -54,16 +52,14 @@ class LinearConfig:
 
     Attributes:
         tile_n: rows of W a block owns.
-        tile_k: columns of one of its tiles; a row is ceil(K / tile_k) of them, all in registers. 256 puts a row into one
-            warp (no sum across warps), 1024 spreads it over four.
+        tile_k: columns of one of its tiles; a row is ceil(K / tile_k) of them, all in registers. 256 puts a row into
+            one warp (no sum across warps), 1024 spreads it over four.
         occupancy: blocks per SM the compiler should make room for; None leaves the registers alone.
-        strong: weights bypass the L1 cache (relaxed device-scope loads).
     """
 
     tile_n: int
     tile_k: int
     occupancy: int | None = None
-    strong: bool = False
 
 
 def linear_config(arch: str, n: int, k: int, family: str = "linear") -> LinearConfig:
@@ -89,9 +85,13 @@ def linear_rule(n: int, k: int) -> LinearConfig:
     return LinearConfig(min(max(rows, 16 if tile_k <= 64 else 1), 16, 1 << (n - 1).bit_length()), tile_k)
 
 
-def residual_blocks(arch: str, n: int, k: int) -> int:
-    """Blocks of linear_residual, so partial sums of squares: each token's row of `square_sums` has at least as many."""
-    return -(-n // linear_config(arch, n, k, "linear_residual").tile_n)
+def square_slots(arch: str, n: int, k: int, tokens: int = 1) -> int:
+    """Entries a token of the `square_sums` that linear_residual writes: its blocks, rounded up to a power of two.
+
+    The consumer reads them all, so a buffer longer than this costs time: one for one token, one for several.
+    """
+    tile_n = linear_config(arch, n, k, "linear_residual").tile_n if tokens == 1 else TokensConfig().tile_n
+    return max(4, 1 << (-(-n // tile_n) - 1).bit_length())
 
 
 def _tile(array, index, shape, EVEN: Bool):
@@ -106,51 +106,30 @@ def _weights(w, i, TN: Int, TK: Int, NK: Int, EVEN: Bool):
     return tuple(_tile(w, (i, k), (TN, TK), EVEN) for k in ct.static_iter(range(NK)))
 
 
-def _weights_past_l1(w, i, TN: Int, TK: Int, NK: Int):
-    """The same by relaxed device-scope loads (LDG.E.128.STRONG.GPU), which allocate nothing in L1. Even shapes only."""
-    relaxed, device = ct.MemoryOrder.RELAXED, ct.MemoryScope.DEVICE
-    return tuple(
-        ct.load(
-            w, index=(i, k), shape=(TN, TK), allow_tma=False, check_bounds=False, memory_order=relaxed,
-            memory_scope=device,
-        )
-        for k in ct.static_iter(range(NK))
-    )  # fmt: skip
-
-
-def _dot(tiles, x, t, TN: Int, TK: Int, NK: Int, EVEN: Bool):
-    """Token t times the block's rows: [1, TN] float32."""
+def _dot(tiles, x, TN: Int, TK: Int, NK: Int, EVEN: Bool):
+    """The token times the block's rows: [1, TN] float32."""
     total = ct.zeros((TN, TK), dtype=ct.float32)
     for k in ct.static_iter(range(NK)):
-        xt = _tile(x, (t, k), (1, TK), EVEN)
+        xt = _tile(x, (0, k), (1, TK), EVEN)
         total = total + tiles[k].astype(ct.float32) * xt.astype(ct.float32)
     return ct.sum(total, axis=1).reshape((1, TN))
 
 
-def inverse_rms(square_sums, t, K: Int, NB: Int, EPS: Float):
-    """1 / sqrt(Σx² / K + ε) of token t from its NB partial sums: [1]."""
-    sums = ct.load(square_sums, index=(t, 0), shape=(1, NB), allow_tma=False, check_bounds=False)
-    return ct.rsqrt(ct.sum(sums, axis=1) * (1.0 / K) + EPS)
-
-
 @ct.kernel
 def linear_kernel(
-    w, x, square_sums, extra, y, K: Int, NB: Int, EPS: Float, T: Int, TN: Int, TK: Int, NK: Int, NORM: Bool, BIAS: Bool,
-    ACT: Int, EVEN: Bool, STRONG: Bool, PDL: Bool,
+    w, x, square_sums, extra, y, K: Int, NB: Int, EPS: Float, TN: Int, TK: Int, NK: Int, NORM: Bool, BIAS: Bool,
+    ACT: Int, EVEN: Bool, PDL: Bool,
 ):  # fmt: skip
-    """y[t, n] = act(Σ_k W[n, k] x[t, k] / rms_t + bias[n]); for SWIGLU y[t, j] = silu(row 2j) · row 2j+1.
+    """y[n] = act(Σ_k W[n, k] x[k] / rms + bias[n]), rms² = Σ square_sums / K + ε; SWIGLU joins rows 2j, 2j+1.
 
-    w [N, K], x [T, K] half; square_sums [T, NB] float32 (NORM); extra: bias [1, N] (BIAS) or xIELU's two numbers
-    [2] float32 (ACT = XIELU), else unused; y [T, N or N/2] half or float32. Grid: ceil(N / TN) blocks of TN rows.
+    w [N, K], x [1, K] half; square_sums [1, NB] float32 (NORM); extra: bias [1, N] (BIAS) or xIELU's two numbers
+    [2] float32 (ACT = XIELU), else unused; y [1, N or N/2] half or float32. Grid: ceil(N / TN) blocks of TN rows.
     Products and sums in float32, one rounding at the store. EVEN: TN divides N and TK divides K, nothing is checked.
     """
     i = ct.bid(0)
     if PDL:
         ct.grid_dependency_control_launch_dependents()
-    if STRONG:
-        tiles = _weights_past_l1(w, i, TN, TK, NK)
-    else:
-        tiles = _weights(w, i, TN, TK, NK, EVEN)
+    tiles = _weights(w, i, TN, TK, NK, EVEN)
     if BIAS:
         bias = ct.load(extra, index=(0, i), shape=(1, TN), padding_mode=ZERO, allow_tma=False).astype(ct.float32)
     if ACT == XIELU:
@@ -158,55 +137,50 @@ def linear_kernel(
         negative = ct.load(extra, index=(1,), shape=(1,), check_bounds=False)
     if PDL:
         ct.grid_dependency_control_wait()
-    for t in ct.static_iter(range(T)):
-        if NORM:
-            scale = inverse_rms(square_sums, t, K, NB, EPS)
-        out = _dot(tiles, x, t, TN, TK, NK, EVEN)
-        if NORM:
-            out = out * scale
-        if BIAS:
-            out = out + bias
-        if ACT == XIELU:
-            out = xielu_of(out, positive, negative)
-        if ACT == SWIGLU:
-            pairs = out.reshape((TN // 2, 2))
-            gate = ct.extract(pairs, (0, 0), (TN // 2, 1))
-            up = ct.extract(pairs, (0, 1), (TN // 2, 1))
-            out = silu_times(gate, up).reshape((1, TN // 2))
-        ct.store(y, index=(t, i), tile=out.astype(y.dtype), allow_tma=False, check_bounds=not EVEN)
+    if NORM:
+        sums = ct.load(square_sums, index=(0, 0), shape=(1, NB), allow_tma=False, check_bounds=False)
+        scale = ct.rsqrt(ct.sum(sums, axis=1) * (1.0 / K) + EPS)
+    out = _dot(tiles, x, TN, TK, NK, EVEN)
+    if NORM:
+        out = out * scale
+    if BIAS:
+        out = out + bias
+    if ACT == XIELU:
+        out = xielu_of(out, positive, negative)
+    if ACT == SWIGLU:
+        pairs = out.reshape((TN // 2, 2))
+        gate = ct.extract(pairs, (0, 0), (TN // 2, 1))
+        up = ct.extract(pairs, (0, 1), (TN // 2, 1))
+        out = silu_times(gate, up).reshape((1, TN // 2))
+    ct.store(y, index=(0, i), tile=out.astype(y.dtype), allow_tma=False, check_bounds=not EVEN)
 
 
 @ct.kernel
 def linear_residual_kernel(
-    w, x, extra, stream, gain, normed, square_sums, T: Int, TN: Int, TK: Int, NK: Int, BIAS: Bool, EVEN: Bool,
-    STRONG: Bool, PDL: Bool,
-):  # fmt: skip
-    """stream[t, n] += Σ_k W[n, k] x[t, k] + bias[n]; normed = stream·gain; square_sums[t, block] = Σ_n stream².
+    w, x, extra, stream, gain, normed, square_sums, TN: Int, TK: Int, NK: Int, BIAS: Bool, EVEN: Bool, PDL: Bool
+):
+    """stream[n] += Σ_k W[n, k] x[k] + bias[n]; normed = stream·gain; square_sums[block] = Σ_n stream².
 
-    w [N, K], x [T, K] half; stream [T, N] float32, read and written; gain [1, N] half or float32; normed [T, N] half;
-    square_sums [T, ≥ blocks] float32. Grid: ceil(N / TN) blocks of TN rows. The stream stays float32 from embedding to
+    w [N, K], x [1, K] half; stream [1, N] float32, read and written; gain [1, N] half or float32; normed [1, N] half;
+    square_sums [1, ≥ blocks] float32. Grid: ceil(N / TN) blocks of TN rows. The stream stays float32 from embedding to
     LM head; only normed is rounded. EVEN: TN divides N and TK divides K, nothing is checked.
     """
     i = ct.bid(0)
     if PDL:
         ct.grid_dependency_control_launch_dependents()
-    if STRONG:
-        tiles = _weights_past_l1(w, i, TN, TK, NK)
-    else:
-        tiles = _weights(w, i, TN, TK, NK, EVEN)
+    tiles = _weights(w, i, TN, TK, NK, EVEN)
     g = _tile(gain, (0, i), (1, TN), EVEN).astype(ct.float32)
     if BIAS:
         bias = ct.load(extra, index=(0, i), shape=(1, TN), padding_mode=ZERO, allow_tma=False).astype(ct.float32)
     if PDL:
         ct.grid_dependency_control_wait()
-    for t in ct.static_iter(range(T)):
-        out = _dot(tiles, x, t, TN, TK, NK, EVEN) + _tile(stream, (t, i), (1, TN), EVEN)
-        if BIAS:
-            out = out + bias
-        ct.store(stream, index=(t, i), tile=out, allow_tma=False, check_bounds=not EVEN)
-        ct.store(normed, index=(t, i), tile=(out * g).astype(normed.dtype), allow_tma=False, check_bounds=not EVEN)
-        squares = ct.sum(out * out, axis=1, keepdims=True)
-        ct.store(square_sums, index=(t, i), tile=squares, allow_tma=False, check_bounds=False)
+    out = _dot(tiles, x, TN, TK, NK, EVEN) + _tile(stream, (0, i), (1, TN), EVEN)
+    if BIAS:
+        out = out + bias
+    ct.store(stream, index=(0, i), tile=out, allow_tma=False, check_bounds=not EVEN)
+    ct.store(normed, index=(0, i), tile=(out * g).astype(normed.dtype), allow_tma=False, check_bounds=not EVEN)
+    squares = ct.sum(out * out, axis=1, keepdims=True)
+    ct.store(square_sums, index=(0, i), tile=squares, allow_tma=False, check_bounds=False)
 
 
 # -- wrappers
@@ -264,8 +238,8 @@ def linear_residual(
 ) -> None:  # fmt: skip
     """stream [T, N] float32 += x [T, K] · w [N, K]ᵀ (+ bias), then normed = stream·gain and partial sums of squares.
 
-    `gain` [1, N] is the weight of the RMSNorm that comes next. square_sums [T, NB]: NB a power of two, at least
-    `residual_blocks`; entries past the blocks are never written and must be zero.
+    `gain` [1, N] is the weight of the RMSNorm that comes next. square_sums [T, NB]: NB a power of two, `square_slots`
+    or more; entries past the blocks are never written and must be zero. `config` is for one token.
 
     Raises:
         ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernel reads.
@@ -277,7 +251,7 @@ def linear_residual(
     check_array(f"{op}: gain", gain, (1, n), half, "float32", align=16)
     check_array(f"{op}: normed", normed, (tokens, n), half, align=16)
     slots = check_square_sums(op, square_sums, tokens)
-    if config is None and tokens > ROWS_TOKENS:
+    if tokens > 1:
         form = TokensConfig()
         kernel, blocks, args = residual_kernel_and_args(
             form, w, x, bias, stream, gain, normed, square_sums, launcher.pdl
@@ -289,8 +263,8 @@ def linear_residual(
     if slots < blocks:
         raise ValueError(f"{op}: square_sums has {slots} entries a token, its {blocks} blocks need as many")
     even = n % config.tile_n == 0 and k % config.tile_k == 0
-    args = (w, x, x if bias is None else bias, stream, gain, normed, square_sums, tokens, config.tile_n, config.tile_k)
-    args += (-(-k // config.tile_k), bias is not None, even, config.strong and even, launcher.pdl)
+    args = (w, x, x if bias is None else bias, stream, gain, normed, square_sums, config.tile_n, config.tile_k)
+    args += (-(-k // config.tile_k), bias is not None, even, launcher.pdl)
     launcher(_hinted(linear_residual_kernel, config), (blocks, 1, 1), args)
 
 
@@ -302,17 +276,17 @@ def _launch(
     outputs = ("float32", str(w.dtype)) if act == PLAIN else (str(w.dtype),)
     check_array(f"{op}: y", y, (tokens, n // 2 if act == SWIGLU else n), *outputs, align=16)
     slots = 1 if square_sums is None else check_square_sums(op, square_sums, tokens)
-    if config is None and tokens > ROWS_TOKENS:
+    if tokens > 1:
         form, biased = TokensConfig(), extra is not None and act != XIELU
         kernel, blocks, args = kernel_and_args(form, w, x, square_sums, extra, y, act, eps, biased, launcher.pdl)
         launcher(_hinted(kernel, form), (blocks, 1, 1), args)
         return
     config = config or linear_config(launcher.arch, n, k, op)
     if act == SWIGLU and config.tile_n < 2:
-        config = LinearConfig(2, config.tile_k, config.occupancy, config.strong)
+        config = LinearConfig(2, config.tile_k, config.occupancy)
     even = n % config.tile_n == 0 and k % config.tile_k == 0
     norm, bias = square_sums is not None, extra is not None and act != XIELU
-    args = (w, x, square_sums if norm else x, x if extra is None else extra, y, k, slots, float(eps), tokens)
+    args = (w, x, square_sums if norm else x, x if extra is None else extra, y, k, slots, float(eps))
     args += (
         config.tile_n,
         config.tile_k,
@@ -321,7 +295,6 @@ def _launch(
         bias,
         act,
         even,
-        config.strong and even,
         launcher.pdl,
     )
     launcher(_hinted(linear_kernel, config), (-(-n // config.tile_n), 1, 1), args)
@@ -381,7 +354,8 @@ def compile_cases(arch: str) -> Iterator[Case]:
             )
 
             linear_few = ArraySpec((8, m.hidden), "bfloat16")
-            eight = ArraySpec((8, slots["down"]), "float32"), ArraySpec((8, slots["o"]), "float32")
+            few = square_slots(arch, m.hidden, m.ffn, 8)
+            eight = ArraySpec((8, few), "float32"), ArraySpec((8, few), "float32")
             linear_norm(launcher, linear_few, eight[0], half(*m.products["qkv"]), half(8, m.qkv_rows), eps=1e-6)
             linear_residual(
                 launcher, half(8, m.ffn), half(*m.products["down"]), ArraySpec((8, m.hidden), "float32"), gain,
@@ -391,8 +365,3 @@ def compile_cases(arch: str) -> Iterator[Case]:
                 linear_swiglu(launcher, linear_few, eight[1], up, half(8, m.ffn), eps=1e-6)
 
         yield Case(name, run)
-
-
-def square_slots(arch: str, n: int, k: int) -> int:
-    """The length of a token's row of square_sums: `residual_blocks` rounded up to a power of two."""
-    return max(4, 1 << (residual_blocks(arch, n, k) - 1).bit_length())

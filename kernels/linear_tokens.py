@@ -1,22 +1,22 @@
 """Weight products for 2 to 8 tokens (a verify step) through the tensor cores: weights on M, tokens on N.
 
-The same products and fused endings as kernels/linear.py, which chooses between the two forms. W comes through a TMA ring
-in tiles of tile_n × tile_k, tokens are padded to 8 columns by the load. The sum over K is in one block: splitting it
-means somebody must add the parts, which cost more than it gained wherever it was tried.
+The same products and fused endings as kernels/linear.py, which chooses between the two forms. W comes through a TMA
+ring in tiles of tile_n × tile_k, tokens are padded to 8 columns by the load. The sum over K is in one block: split, somebody must add
+the parts.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import cuda.tile as ct
 
 from kernels.activation import silu_times, xielu_of
 
-Int = ct.Constant[int]
-Bool = ct.Constant[bool]
-Float = ct.Constant[float]
+Int: TypeAlias = ct.Constant[int]
+Bool: TypeAlias = ct.Constant[bool]
+Float: TypeAlias = ct.Constant[float]
 ZERO = ct.PaddingMode.ZERO
 COLUMNS = 8  # the narrowest N of an mma; tile_n · COLUMNS must reach 512, else the product leaves the tensor cores
 SWIGLU, XIELU = 1, 2  # as in kernels.linear
@@ -125,7 +125,8 @@ def kernel_and_args(
     """linear_tokens_kernel with blocks and arguments, for arrays that kernels.linear has checked."""
     n, k = w.shape
     slots = 1 if square_sums is None else int(square_sums.shape[1])
-    args = (w, x, x if square_sums is None else square_sums, x if extra is None else extra, y, k, slots, float(eps))
+    args: tuple[Any, ...] = (w, x, x if square_sums is None else square_sums, x if extra is None else extra, y)
+    args += (k, slots, float(eps))
     args += (config.tile_n, config.tile_k, -(-k // config.tile_k), square_sums is not None, bias, act, pdl)
     return linear_tokens_kernel, -(-n // config.tile_n), args
 
@@ -135,6 +136,7 @@ def residual_kernel_and_args(
 ) -> tuple[Any, int, tuple[Any, ...]]:
     """linear_residual_tokens_kernel with blocks and arguments, for arrays that kernels.linear has checked."""
     n, k = w.shape
-    args = (w, x, x if bias is None else bias, stream, gain, normed, square_sums, config.tile_n, config.tile_k)
+    args: tuple[Any, ...] = (w, x, x if bias is None else bias, stream, gain, normed, square_sums)
+    args += (config.tile_n, config.tile_k)
     args += (-(-k // config.tile_k), bias is not None, pdl)
     return linear_residual_tokens_kernel, -(-n // config.tile_n), args

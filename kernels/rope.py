@@ -12,7 +12,7 @@ are rotated on their way into the cache (kernels/kv_write.py), `qk_norm_rope_kv`
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import cuda.tile as ct
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from kernels.catalogue import Case
     from kernels.launch import Launcher
 
-Int = ct.Constant[int]
-Bool = ct.Constant[bool]
-Float = ct.Constant[float]
+Int: TypeAlias = ct.Constant[int]
+Bool: TypeAlias = ct.Constant[bool]
+Float: TypeAlias = ct.Constant[float]
 ZERO = ct.PaddingMode.ZERO
 ROWS = 16  # tokens of one block: 16 x 128 keeps 16 elements a thread
 
@@ -94,9 +94,11 @@ def qk_norm_rope_kv(
     Raises:
         ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernels read.
     """
-    heads = {"kv_heads": kv_heads, "head_dim": head_dim, "eps": eps}
-    rope_queries(launcher, qkv, q_gain, cos, sin, start, queries, **heads)
-    kv_write(launcher, qkv, k_gain, cos, sin, start, block_table, k_pool, v_pool, **heads)
+    rope_queries(launcher, qkv, q_gain, cos, sin, start, queries, kv_heads=kv_heads, head_dim=head_dim, eps=eps)
+    kv_write(
+        launcher, qkv, k_gain, cos, sin, start, block_table, k_pool, v_pool, kv_heads=kv_heads, head_dim=head_dim,
+        eps=eps,
+    )  # fmt: skip
 
 
 def compile_cases(arch: str) -> Iterator[Case]:
@@ -108,8 +110,10 @@ def compile_cases(arch: str) -> Iterator[Case]:
         def run(launcher: Any, m: Any = m) -> None:
             qkv, queries = ArraySpec((512, m.qkv_rows), "bfloat16"), ArraySpec((512, m.attention_width), "bfloat16")
             gain = ArraySpec((1, m.head_dim), "bfloat16") if m.qk_norm else None
-            tables = [ArraySpec((4096, m.head_dim // 2), "float32") for _ in range(2)]
-            heads = {"kv_heads": m.kv_heads, "head_dim": m.head_dim}
-            rope_queries(launcher, qkv, gain, *tables, ArraySpec(1, "int32"), queries, **heads)
+            cos, sin = (ArraySpec((4096, m.head_dim // 2), "float32") for _ in range(2))
+            start = ArraySpec(1, "int32")
+            rope_queries(
+                launcher, qkv, gain, cos, sin, start, queries, kv_heads=m.kv_heads, head_dim=m.head_dim
+            )  # fmt: skip
 
         yield Case(name, run)

@@ -1,12 +1,14 @@
 """Times the kernels of a decode step on a GPU, in CUDA graphs, against ceilings measured in the same run.
 
-    python3 tests/bench/decode_chain.py Qwen3-0.6B Qwen3-4B            # whole chains: products, fused, with attention
-    python3 tests/bench/decode_chain.py --attention                   # attention + merge at 512 … 32,768 positions
-    python3 tests/bench/decode_chain.py --products Qwen3-4B           # each product alone, this project's and cuBLAS'
-    python3 tests/bench/decode_chain.py --tokens Qwen3-4B             # products for 1 to 8 tokens
+    python3 tests/bench/decode_chain.py Qwen3-0.6B Qwen3-4B      # whole chains: products, fused, with attention
+    python3 tests/bench/decode_chain.py --attention             # attention + merge at 512 to 32,768 positions
+    python3 tests/bench/decode_chain.py --products Qwen3-4B     # each product alone
+    python3 tests/bench/decode_chain.py --tokens Qwen3-4B       # products for 1 to 8 tokens
+    python3 tests/bench/decode_chain.py --carveouts Qwen3-4B    # the step under several shared-memory carve-outs
 
-Needs CuPy, cuda-tile with tileiras, and the repository's root on PYTHONPATH; cuBLAS through PyTorch where it is there.
-Weights are random and every layer has its own, so nothing is read twice from the L2. "Roofline" is bytes / copy ceiling.
+Needs CuPy, cuda-tile with tileiras, and the repository's root on PYTHONPATH; PyTorch's copy sets the copy ceiling where
+it is there. Weights are random and every layer has its own, so nothing is read twice from the L2. "Roofline" is bytes
+over the copy ceiling.
 No sampling, no embedding: the engine's bench has those.
 """
 
@@ -24,7 +26,7 @@ import ml_dtypes
 import numpy as np
 
 from kernels.attention_decode import attention_config, attention_decode, workspace_floats
-from kernels.carveout import set_carveout
+from kernels.carveout import set_carveout, step_carveout
 from kernels.launch import GpuLauncher
 from kernels.linear import (
     LinearConfig,
@@ -70,8 +72,9 @@ def copy_kernel(a, b, TN: Int, TK: Int, NK: Int):
         ct.store(b, index=(i, k), tile=tiles[k], allow_tma=False, check_bounds=False)
 
 
-def graph_us(step: Any, carveout: Any = None, repeats: int = 15) -> float:
+def graph_us(step: Any, carveout: int | None = None, repeats: int = 15) -> float:
     """Median microseconds of one replay of `step` as a CUDA graph."""
+    cp.cuda.Device().synchronize()  # arrays are filled on CuPy's own stream
     with STREAM:
         step()
         STREAM.synchronize()
@@ -79,7 +82,7 @@ def graph_us(step: Any, carveout: Any = None, repeats: int = 15) -> float:
         step()
         graph = RUNTIME.streamEndCapture(STREAM.ptr)
         if carveout is not None:
-            set_carveout(graph, carveout if callable(carveout) else lambda _: carveout)
+            set_carveout(graph, carveout)
         executable = RUNTIME.graphInstantiate(graph)
         times = []
         for _ in range(repeats):
@@ -220,16 +223,19 @@ class Chain:
 def bench_chain(name: str, ceiling: dict[str, float], found: dict[str, Any]) -> None:
     chain = Chain(MODELS[name])
     layers = chain.m.layers
+    whole, carveout = f"with attention, context {CONTEXT}", step_carveout(ARCH, chain.m.hidden)
     times = {
         "products alone": graph_us(chain.products),
         "fused, no attention": graph_us(lambda: chain.fused(attention=False)),
-        f"with attention, context {CONTEXT}": graph_us(lambda: chain.fused(attention=True)),
+        whole: graph_us(lambda: chain.fused(attention=True)),
     }
+    if carveout is not None:
+        times[f"{whole}, carve-out {carveout} %"] = graph_us(lambda: chain.fused(attention=True), carveout)
     for what, us in times.items():
         share = chain.nbytes / us / 1e3 / ceiling["copy"]
-        print(f"{name:14s} {what:32s} {us:8.1f} us {100 * share:5.1f} % of roofline {1e6 / us:6.0f} tok/s")
+        print(f"{name:14s} {what:50s} {us:8.1f} us {100 * share:5.1f} % of roofline {1e6 / us:6.0f} tok/s")
         found[f"{name}, {what}"] = us
-    attention = (times[f"with attention, context {CONTEXT}"] - times["fused, no attention"]) / layers
+    attention = (min(us for what, us in times.items() if whole in what) - times["fused, no attention"]) / layers
     print(f"{name:14s} attention and merge, per layer in the chain {attention:.2f} us")
 
 
@@ -240,36 +246,38 @@ def bench_attention(ceiling: dict[str, float], found: dict[str, Any]) -> None:
         nbytes, pages = 4 * context * kv * d, context // 64
         layers = max(2, min(32, 200_000_000 // nbytes + 1))
         pools = [(noise(pages * kv * 64, d, scale=1), noise(pages * kv * d, 64, scale=1)) for _ in range(layers)]
-        table = cp.asarray(np.random.default_rng(0).permutation(-(-pages // 16) * 16) % pages, dtype=cp.int32)
-        cos, sin = rope_tables(context, d)
-        length, gain = cp.asarray([context], dtype=cp.int32), cp.ones((1, d), dtype=BF16)
         for heads in (16, 32):
-            config = attention_config(ARCH, kv, context)
-            space = cp.zeros(workspace_floats(config, heads, kv, d), dtype=cp.float32)
-            qkv, out = noise(1, (heads + 2 * kv) * d, scale=1), cp.zeros((1, heads * d), dtype=BF16)
-
-            def step(
-                pools: Any = pools, args: Any = (table, length, space, out), qkv: Any = qkv, rope: Any = (cos, sin)
-            ) -> None:
-                for _ in range(4):
-                    for k_pool, v_pool in pools:
-                        attention_decode(
-                            LAUNCHER, qkv, gain, gain, *rope, k_pool, v_pool, *args, kv_heads=kv, head_dim=d,
-                            context=context,
-                        )  # fmt: skip
-
-            us = graph_us(step) / 4 / layers
+            us = graph_us(_attention_step(heads, kv, d, context, pools)) / 4 / layers
             share = 100 * nbytes / us / 1e3 / ceiling["read"]
-            print(
-                f"attention {heads}/{kv} heads, {context:6d} positions, {config.form} {config.splits}: {us:6.2f} us, {share:4.1f} % of read ceiling"
-            )
-            found[f"attention {heads} heads {context}"] = us
+            form = attention_config(ARCH, kv, context)
+            what = f"attention {heads}/{kv} heads, {context} positions"
+            print(f"{what:40s} {form.form} {form.splits:3d} splits {us:7.2f} us {share:5.1f} % of read ceiling")
+            found[what] = us
         del pools
         cp.get_default_memory_pool().free_all_blocks()
 
 
+def _attention_step(heads: int, kv: int, d: int, context: int, pools: list[Any]) -> Any:
+    """Four rounds of attention and merge over the layers' pools."""
+    pages = context // 64
+    table = cp.asarray(np.random.default_rng(0).permutation(-(-pages // 16) * 16) % pages, dtype=cp.int32)
+    cos, sin = rope_tables(context, d)
+    length, gain = cp.asarray([context], dtype=cp.int32), cp.ones((1, d), dtype=BF16)
+    space = cp.zeros(workspace_floats(attention_config(ARCH, kv, context), heads, kv, d), dtype=cp.float32)
+    qkv, out = noise(1, (heads + 2 * kv) * d, scale=1), cp.zeros((1, heads * d), dtype=BF16)
+
+    def step() -> None:
+        for k_pool, v_pool in pools * 4:
+            attention_decode(
+                LAUNCHER, qkv, gain, gain, cos, sin, k_pool, v_pool, table, length, space, out, kv_heads=kv, head_dim=d,
+                context=context,
+            )  # fmt: skip
+
+    return step
+
+
 def bench_products(name: str, ceiling: dict[str, float], found: dict[str, Any]) -> None:
-    """Each product in a chain of itself over all layers' weights, and cuBLAS in a graph on the same weights."""
+    """Each fused product in a chain of itself over all layers' weights."""
     chain = Chain(MODELS[name])
     m = chain.m
     for index, product in enumerate(("qkv", "o", "up", "down", "lm_head")):
@@ -301,7 +309,8 @@ def _buffers(chain: Chain, tokens: int) -> dict[str, Any]:
     cache = chain.__dict__.setdefault("_buffers", {})
     if tokens not in cache:
         m = chain.m
-        made = {p: cp.full((tokens, chain.sums[p].shape[1]), 1e-3, dtype=cp.float32) for p in ("o", "down")}
+        slots = {p: square_slots(ARCH, *m.products[p], tokens) for p in ("o", "down")}
+        made = {p: cp.full((tokens, slots[p]), 1e-3, dtype=cp.float32) for p in slots}
         made |= {"normed": noise(tokens, m.hidden), "qkv": noise(tokens, m.qkv_rows), "act": noise(tokens, m.ffn)}
         made |= {"x": noise(tokens, m.attention_width), "stream": cp.ones((tokens, m.hidden), dtype=cp.float32)}
         made["lm_head"] = cp.zeros((tokens, m.vocab), dtype=cp.float32)
@@ -326,12 +335,22 @@ def bench_tokens(name: str, found: dict[str, Any]) -> None:
         found[f"{name}, {tokens} tokens"] = us
 
 
+def bench_carveouts(name: str, found: dict[str, Any]) -> None:
+    """The step with attention under one carve-out for all its kernels."""
+    chain = Chain(MODELS[name])
+    for percent in (None, 0, 4, 8, 14, 28, 43, 58):
+        without, whole = (graph_us(lambda a=a: chain.fused(attention=a), percent) for a in (False, True))
+        print(f"{name:14s} carve-out {percent!s:5s} {without:8.1f} us without attention, {whole:8.1f} us with it")
+        found[f"{name}, carve-out {percent}"] = whole
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", choices=[[], *MODELS], help="names from kernels/shapes.py")
     parser.add_argument("--attention", action="store_true")
     parser.add_argument("--products", action="store_true")
     parser.add_argument("--tokens", action="store_true")
+    parser.add_argument("--carveouts", action="store_true")
     parser.add_argument("--json", type=Path, help="write the numbers there")
     args = parser.parse_args()
     device = RUNTIME.getDeviceProperties(0)["name"].decode()
@@ -344,6 +363,8 @@ def main() -> None:
             bench_products(name, ceiling, found)
         elif args.tokens:
             bench_tokens(name, found)
+        elif args.carveouts:
+            bench_carveouts(name, found)
         else:
             bench_chain(name, ceiling, found)
     if args.attention:

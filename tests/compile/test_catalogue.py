@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,18 +28,19 @@ def test_every_model_has_its_shapes(family: str) -> None:
         assert named <= set(MODELS), f"{family} names models that kernels.shapes does not"
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("arch", TARGETS)
-def test_every_kernel_for(arch: str) -> None:
+def test_every_kernel_compiles(arch: str, family: str) -> None:
     """One compilation serves every assertion: registers, spills, shared memory and instructions come from one cubin."""
     assert nvdisasm() is not None, "the test extra installs nvidia-cuda-nvdisasm"
-    found = list(entries(arch))
-    family_of: dict[Any, str] = {entry.record.signature().symbol: entry.family for entry in found}
+    found = [entry.record for entry in entries(arch, families=[family])]
+    assert found, f"{family} has no cases for {arch}"
     problems = []
-    for result in compile_all([entry.record for entry in found], arch, disassemble="needed"):
+    for result in compile_all(found, arch, disassemble="needed"):
         if isinstance(result, CompileError):
             problems.append(f"{result} {result.hint or ''}")
         else:
-            problems += [f"{result.symbol} {result.hints}: {text}" for text in faults(result, family_of[result.symbol])]
+            problems += [f"{result.symbol} {result.hints}: {text}" for text in faults(result, family)]
     assert not problems, "\n".join(problems)
 
 

@@ -113,9 +113,9 @@ def test_refusals(machine: Any) -> None:
         rms_norm(go, zeros((1, 36), "float32"), zeros((1, 36), "float32"), zeros((1, 36), "bfloat16"), eps=1e-6)
     with pytest.raises(TypeError, match="embedding: ids has dtype float32, expected int32"):
         embedding(go, zeros(3, "float32"), zeros((5, 64), "bfloat16"), zeros((3, 64), "float32"))
+    tables = zeros((8, 48), "float32"), zeros((8, 48), "float32")
+    start, qkv = zeros(1, "int32"), zeros((1, 3 * 96), "bfloat16")
     with pytest.raises(ValueError, match="head_dim is 96, expected 64 or 128"):
-        tables = zeros((8, 48), "float32"), zeros((8, 48), "float32")
-        start, qkv = zeros(1, "int32"), zeros((1, 3 * 96), "bfloat16")
         rope_queries(go, qkv, None, *tables, start, zeros((1, 96), "bfloat16"), kv_heads=1, head_dim=96)
     with pytest.raises(ValueError, match=r"swiglu: gate_up has shape \(1, 64\), expected \(1, 128\)"):
         swiglu(go, zeros((1, 64), "bfloat16"), zeros((1, 64), "bfloat16"))

@@ -12,7 +12,7 @@ class Recorder:
     def run(self, step):
         self.log.append(("run", step))
 
-    def record(self, step):
+    def record(self, step, carveout=None):
         self.log.append(("record", step))
         return self
 

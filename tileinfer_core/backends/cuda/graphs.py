@@ -26,20 +26,29 @@ class GraphCache:
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def prepare(self, key: Hashable, plan: Callable[[], Sequence[Recorded]]) -> Graph:
+    def prepare(
+        self, key: Hashable, plan: Callable[[], Sequence[Recorded]], carveout: int | None = None
+    ) -> Graph:
         """Record without running."""
         graph = self._graphs.get(key)
         if graph is None:
-            graph = self._graphs[key] = self._device.record(plan())
+            graph = self._graphs[key] = self._device.record(plan(), carveout)
         return graph
 
-    def launch(self, key: Hashable, plan: Callable[[], Sequence[Recorded]], *, after: int = 0) -> None:
+    def launch(
+        self,
+        key: Hashable,
+        plan: Callable[[], Sequence[Recorded]],
+        *,
+        after: int = 0,
+        carveout: int | None = None,
+    ) -> None:
         runs = self._runs.get(key, 0)
         self._runs[key] = runs + 1
         if runs < after and key not in self._graphs:
             self._device.run(plan())
         else:
-            self.prepare(key, plan).launch()
+            self.prepare(key, plan, carveout).launch()
 
     def clear(self) -> None:
         self._graphs.clear()
