@@ -11,20 +11,22 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cupy as cp
 import numpy as np
 
-from tileinfer_core.backends.cuda.gpu import GpuDevice
 from tileinfer_core.bench import load_for_bench
+
+if TYPE_CHECKING:
+    from tileinfer_core.backends.cuda.gpu import GpuDevice
 
 RUNS = 15
 
 
-def graph_us(device: GpuDevice, step: list[Any]) -> float:
+def graph_us(device: GpuDevice, step: list[Any], carveout: int | None) -> float:
     """Median microseconds of one replay."""
-    graph, stream = device.record(step), device._stream
+    graph, stream = device.record(step, carveout), device._stream
     times = []
     for _ in range(RUNS):
         start, stop = cp.cuda.Event(), cp.cuda.Event()
@@ -51,22 +53,22 @@ def weight_bytes(record: Any) -> int:
 
 def account(runner: Any, context: int) -> list[dict[str, Any]]:
     """One row per group, the longest first, and the whole step as the last."""
-    device = runner.device
+    device, carveout = runner.device, runner.carveout
     end = next(end for end in runner.bucket_ends if end >= context)
     runner.device.copy_in(runner.buffers["length"], np.full(1, context, np.int32))
     step = runner.plans.decode(end)
     copy, _ = runner.ceilings()
     device.run(step)
-    whole = graph_us(device, step)
+    whole = graph_us(device, step, carveout)
     groups: dict[str, list[Any]] = defaultdict(list)
     for record in step:
         groups[label(record)].append(record)
     rows = []
     for name, records in groups.items():
         left_out = {id(record) for record in records}
-        without = graph_us(device, [record for record in step if id(record) not in left_out])
+        without = graph_us(device, [record for record in step if id(record) not in left_out], carveout)
         count = len(records)
-        row = {"kernel": name, "launches": count, "alone_us": graph_us(device, records) / count}
+        row = {"kernel": name, "launches": count, "alone_us": graph_us(device, records, carveout) / count}
         row |= {"in_step_us": (whole - without) / count, "bound_us": weight_bytes(records[0]) / copy * 1e6}
         rows.append(row)
     rows.sort(key=lambda row: -row["in_step_us"] * row["launches"])
@@ -75,11 +77,10 @@ def account(runner: Any, context: int) -> list[dict[str, Any]]:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    print(f"{'kernel':60} {'launches':>8} {'alone us':>9} {'in step us':>10} {'bound us':>9}")
+    print(f"{'kernel':60} {'launches':>8} {'alone us':>9} {'step us':>9} {'bound us':>9}")
     for row in rows:
-        print(
-            f"{row['kernel']:60} {row['launches']:8} {row['alone_us']:9.2f} {row['in_step_us']:10.2f} {row['bound_us']:9.2f}"
-        )
+        times = " ".join(f"{row[key]:9.2f}" for key in ("alone_us", "in_step_us", "bound_us"))
+        print(f"{row['kernel']:60} {row['launches']:8} {times}")
 
 
 def main() -> None:

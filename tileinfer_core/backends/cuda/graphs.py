@@ -26,9 +26,7 @@ class GraphCache:
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def prepare(
-        self, key: Hashable, plan: Callable[[], Sequence[Recorded]], carveout: int | None = None
-    ) -> Graph:
+    def prepare(self, key: Hashable, plan: Callable[[], Sequence[Recorded]], carveout: int | None = None) -> Graph:
         """Record without running."""
         graph = self._graphs.get(key)
         if graph is None:

@@ -72,7 +72,7 @@ class CudaRunner:
         )
         self.graphs = GraphCache(device)
         self._structure = model.structure
-        self._carveout = ops.step_carveout(model.structure, device.arch)
+        self.carveout = ops.step_carveout(model.structure, device.arch)
         self._vocab: int = model.config.vocab_size
         self._sampling = SamplingState(device, self.buffers, self._vocab)
         self._chunks = _ChunkInputs(device, self.buffers)
@@ -162,7 +162,7 @@ class CudaRunner:
             return error, None
         self._table.update(cache.block_table)
         end = ops.bucket_end(self._structure, self.device.arch, cache.length + 1, self.memory.context)
-        self.graphs.launch(("decode", end), lambda: self.plans.decode(end), carveout=self._carveout)
+        self.graphs.launch(("decode", end), lambda: self.plans.decode(end), carveout=self.carveout)
         return None, self._sampling.fetch(step)
 
     @property
