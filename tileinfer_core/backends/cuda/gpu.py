@@ -164,7 +164,7 @@ class GpuDevice:
             raise
         graph = runtime.streamEndCapture(self._stream.ptr)
         if carveout is not None:
-            set_carveout(graph, lambda _grid: carveout)
+            set_carveout(graph, carveout)
         return CapturedGraph(graph, self._stream, step)
 
     def _abandon_capture(self) -> None:
