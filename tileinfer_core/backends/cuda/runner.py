@@ -144,15 +144,18 @@ class CudaRunner:
         self.graphs.launch("sample", self.plans.sample)
         pending = self._sampling.fetch(first)
         step = first
-        while True:
-            refusal, following = self._ahead(cache, step + 1)
-            sampled = pending.take()
-            yield sampled
-            if following is None:
-                assert refusal is not None  # noqa: S101 - one or the other
-                raise refusal
-            cache.commit([sampled.id])
-            pending, step = following, step + 1
+        try:
+            while True:
+                refusal, following = self._ahead(cache, step + 1)
+                sampled = pending.take()
+                yield sampled
+                if following is None:
+                    assert refusal is not None  # noqa: S101 - one or the other
+                    raise refusal
+                cache.commit([sampled.id])
+                pending, step = following, step + 1
+        finally:
+            del cache, owner  # Python before 3.12.4 keeps a closed generator's names, and with them the pages
 
     def _ahead(self, cache: KvCache, step: int) -> tuple[TileinferError | None, Pending | None]:
         """Queue the step that follows the id in flight, or say why there can be none."""
