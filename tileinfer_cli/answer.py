@@ -83,7 +83,8 @@ class AnswerView:
 
 def print_ending(streams: Streams, finished: Finished, *, limit_origin: str) -> None:
     """Says when an answer was not ended by the model: nothing is cut silently."""
-    count = f"{finished.usage.completion_tokens:,} tokens"
+    number = finished.usage.completion_tokens
+    count = f"{number:,} token{'' if number == 1 else 's'}"
     if finished.reason == "length":
         print_note(streams.err, f"stopped after {count} ({limit_origin})")
     elif finished.reason == "context":

@@ -97,6 +97,7 @@ def build() -> typer.Typer:
 
 def _end(error: BaseException, streams: Streams, *, debug: bool) -> int:
     """The message of an error on stderr, and its exit code."""
+    error = _signal_below(error) or error
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     if isinstance(error, BrokenPipeError):
@@ -117,6 +118,14 @@ def _end(error: BaseException, streams: Streams, *, debug: bool) -> int:
     streams.err.end_line()
     print_error(streams.err, message, hint)
     return code
+
+
+def _signal_below(error: BaseException) -> BaseException | None:
+    """The exception of a signal that another error wraps: raised in `__set_name__`, it becomes a RuntimeError, say."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, (KeyboardInterrupt, SystemExit)):
+        seen = seen.__cause__ or seen.__context__
+    return seen
 
 
 def _explain(error: BaseException) -> tuple[str, str | None, int]:

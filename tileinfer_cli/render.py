@@ -112,9 +112,7 @@ def print_table(
         out.write(line(row) + "\n")
 
 
-def print_pairs(
-    out: TextStream, pairs: Sequence[tuple[str, str, str | None]], *, indent: str = ""
-) -> None:
+def print_pairs(out: TextStream, pairs: Sequence[tuple[str, str, str | None]], *, indent: str = "") -> None:
     """`name  value  origin` with names and values aligned; the origin is dim."""
     name_width = max((_cells(name) for name, _, _ in pairs), default=0)
     with_origin = [_cells(value) for _, value, origin in pairs if origin]

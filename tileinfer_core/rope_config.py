@@ -57,7 +57,7 @@ def read_rope(config: Fields, where: str, max_position_embeddings: int) -> RopeC
     rope = Fields(table, f"{where}: rope")
     _refuse_partial(rope, where)
     kind = _rope_type(rope, where)
-    theta = _agreeing(config, rope, "rope_theta", where, high=1e15)
+    theta = _agreeing(config, rope, "rope_theta", where, low=1.01, high=1e15)  # YaRN divides by log(theta)
     if theta is None:
         raise DamagedModelError(
             f"{where}: no rope_theta, neither at the top nor in rope_parameters; its value can't be guessed"
@@ -121,10 +121,10 @@ def _refuse_partial(fields: Fields, where: str) -> None:
             raise UnsupportedModelError(f"{where}: partial rotary embedding ({name} {value}) is not supported")
 
 
-def _agreeing(config: Fields, rope: Fields, name: str, where: str, *, high: float) -> float | None:
+def _agreeing(config: Fields, rope: Fields, name: str, where: str, *, low: float, high: float) -> float | None:
     """A number that may be given at the top, in the rope object, or in both with the same value."""
-    top = config.optional_number(name, low=1, high=high)
-    nested = rope.optional_number(name, low=1, high=high)
+    top = config.optional_number(name, low=low, high=high)
+    nested = rope.optional_number(name, low=low, high=high)
     if top is not None and nested is not None and top != nested:
         raise DamagedModelError(f"{where}: {name} is {top:g} at the top and {nested:g} in the rope object")
     return nested if top is None else top
@@ -132,7 +132,7 @@ def _agreeing(config: Fields, rope: Fields, name: str, where: str, *, high: floa
 
 def _original(config: Fields, rope: Fields, where: str, max_position_embeddings: int) -> int:
     """original_max_position_embeddings; where no one gives it, max_position_embeddings, as in Transformers."""
-    given = _agreeing(config, rope, "original_max_position_embeddings", where, high=1 << 28)
+    given = _agreeing(config, rope, "original_max_position_embeddings", where, low=1, high=1 << 28)
     return max_position_embeddings if given is None else int(given)
 
 

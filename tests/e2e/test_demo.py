@@ -47,7 +47,7 @@ def test_it_runs_without_any_connection(demo, tmp_path: Path, environment) -> No
     assert result.code == 0, result.err
     missing = demo("generate", CAPITAL, "-m", "Qwen/Qwen3-0.6B", PYTHONPATH=path)
     assert missing.code == 4
-    assert missing.seconds < 1.5
+    assert missing.seconds < 5
     assert "tileinfer pull Qwen/Qwen3-0.6B" in missing.err
 
 

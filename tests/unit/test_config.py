@@ -8,7 +8,8 @@ import pytest
 
 from tests.reference.tiny_models import VARIANTS
 from tileinfer_core.config import ModelConfig
-from tileinfer_core.errors import DamagedModelError, UnsupportedModelError
+from tileinfer_core.errors import DamagedModelError, ModelError, UnsupportedModelError
+from tileinfer_core.models.rope import inverse_frequencies
 
 LLAMA = VARIANTS["llama-tied"]
 QWEN3 = VARIANTS["qwen3-untied"]
@@ -258,6 +259,59 @@ def test_a_long_wrong_value_is_shown_shortened():
 
 def test_fields_that_nothing_reads_are_kept_by_name():
     assert load(pretraining_tp=1, initializer_range=0.02).unread == ("initializer_range", "pretraining_tp")
+
+
+HOSTILE = [
+    None,
+    True,
+    0,
+    1,
+    -1,
+    2,
+    1 << 40,
+    10**400,
+    0.5,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    [],
+    [None],
+    {},
+    {"a": {}},
+]
+ROPES = [
+    {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    {"rope_type": "linear", "factor": 2.0, "original_max_position_embeddings": 64},
+]
+
+
+def refuses_or_builds(table):
+    """A config is refused by a ModelError or can be built; nothing else comes out of it."""
+    try:
+        config = ModelConfig.from_dict(table)
+    except ModelError:
+        return
+    inverse_frequencies(config.rope, config.head_dim)
+    assert config.max_context >= 1
+
+
+@pytest.mark.parametrize("value", HOSTILE, ids=lambda value: repr(value)[:12])
+def test_any_field_may_hold_anything(value):
+    for name in [
+        *QWEN3,
+        "sliding_window",
+        "layer_types",
+        "quantization_config",
+        "mlp_bias",
+        "rope_parameters",
+        "dtype",
+    ]:
+        refuses_or_builds({**QWEN3, name: value})
+    for rope in ROPES:
+        for name in [*rope, "rope_theta", "truncate", "attention_factor", "type", "partial_rotary_factor"]:
+            refuses_or_builds({**QWEN3, "rope_scaling": {**rope, name: value}})
 
 
 # The file

@@ -39,4 +39,4 @@ def run(
     width = len(str(max(ids, default=0)))
     for piece in pieces:
         cli.streams.out.write(f"{piece['id']:>{width}}  {piece['text']!r}\n")
-    render.print_note(cli.streams.err, f"{len(ids):,} tokens")
+    render.print_note(cli.streams.err, f"{len(ids):,} token{'' if len(ids) == 1 else 's'}")

@@ -41,11 +41,13 @@ def convert(
     name: str | None = None,
     source: Mapping[str, Any] | None = None,
     revision: str | None = None,
+    sampling: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the model of `gguf` to the folder `dest`, replacing one of that name only when the new one is whole.
 
     Args:
         name, source, revision: what the manifest says of the model; by default the file's own name and path.
+        sampling: settings for generation_config.json that the model's authors recommend outside the file.
 
     Raises:
         DamagedModelError: the file is cut off or contradicts itself.
@@ -54,7 +56,7 @@ def convert(
     """
     file = GgufFile.open(gguf)
     metadata = Metadata(gguf, file.metadata)
-    texts, targets = _prepare(file, metadata)
+    texts, targets = _prepare(file, metadata, sampling or {})
     needed = sum(target.bytes for target in targets) + _REST_BYTES
     if needed > (free := free_bytes(dest)):
         raise DiskError(f"{dest}: the converted model needs {needed:,} bytes, the disk has {free:,} free")
@@ -73,7 +75,9 @@ def convert(
         raise
 
 
-def _prepare(file: GgufFile, metadata: Metadata) -> tuple[dict[str, str], list[tensors.Target]]:
+def _prepare(
+    file: GgufFile, metadata: Metadata, sampling: Mapping[str, Any]
+) -> tuple[dict[str, str], list[tensors.Target]]:
     """Everything that can be refused is refused here, before a byte is written."""
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
@@ -84,7 +88,7 @@ def _prepare(file: GgufFile, metadata: Metadata) -> tuple[dict[str, str], list[t
     targets = tensors.plan(file, config)
     texts = {
         "config.json": _json(config),
-        "generation_config.json": _json(generation_config(metadata, end_ids, bos_id)),
+        "generation_config.json": _json(generation_config(metadata, end_ids, bos_id) | dict(sampling)),
         **vocabulary.files(config["max_position_embeddings"]),
     }
     return texts, targets
