@@ -1,8 +1,8 @@
 """Weight products for 2 to 8 tokens (a verify step) through the tensor cores: weights on M, tokens on N.
 
 The same products and fused endings as kernels/linear.py, which chooses between the two forms. W comes through a TMA
-ring in tiles of tile_n × tile_k, tokens are padded to 8 columns by the load. The sum over K is in one block: split, somebody must add
-the parts.
+ring in tiles of tile_n × tile_k, tokens are padded to 8 columns by the load. The sum over K is in
+one block: split, somebody must add the parts.
 """
 
 from __future__ import annotations
