@@ -34,7 +34,6 @@ FAMILIES: tuple[str, ...] = (
     "kernels.kv_write",
     "kernels.linear",
     "kernels.linear_prefill",
-    "kernels.linear_tokens",
     "kernels.norm",
     "kernels.rope",
     "kernels.sampling",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
+from kernels.activation import silu_times, xielu_of
 from kernels.configs import config as table_config
 from kernels.launch import check_array, with_hints
 from kernels.shapes import MODELS, ModelShape
@@ -92,10 +93,6 @@ def own_product(x, w, bias, TILE_M: CI, TILE_N: CI, TILE_K: CI, GROUP: CI, LATEN
     return acc, m, n
 
 
-def silu(x):
-    return x / (1.0 + ct.exp(-x))
-
-
 @ct.kernel
 def linear_prefill_kernel(x, w, bias, y, TILE_M: CI, TILE_N: CI, TILE_K: CI, GROUP: CI, LATENCY: CI, BIAS: CI, PDL: CI):
     """y = x W^T + bias.
@@ -119,16 +116,16 @@ def linear_prefill_residual_kernel(
     """residual += x W^T + bias.
 
     x [T, K], w [N, K], bias [N], BF16 or FP16; residual [T, N] float32, read and written in place.
-    Grid (row tiles * column tiles,): one block owns a (TILE_M, TILE_N) tile of residual.
-    float32 sums, no rounding to half precision.
+    Grid (row tiles * column tiles,): one block owns a (TILE_M, TILE_N) tile of residual, so each element gets one add.
+    float32 sums, no rounding to half precision. The add happens in the L2 (TMA reduction on sm_90 and newer): reading
+    the tile, adding and storing it cost 100 us of 284 at 4096 x 4096 x 4096 on an H200.
     Any T, N, K: loads past an edge read 0, stores past it are dropped.
     """
     if PDL:
         ct.grid_dependency_control_launch_dependents()
         ct.grid_dependency_control_wait()
     acc, m, n = own_product(x, w, bias, TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
-    before = ct.load(residual, index=(m, n), shape=(TILE_M, TILE_N), padding_mode=ZERO, allow_tma=False)
-    ct.store(residual, index=(m, n), tile=before + acc, allow_tma=False)
+    residual.tiled_view((TILE_M, TILE_N)).atomic_store_add((m, n), acc)
 
 
 @ct.kernel
@@ -149,7 +146,7 @@ def linear_prefill_swiglu_kernel(
     pairs = acc.reshape((TILE_M, TILE_N // 2, 2))
     gate = ct.extract(pairs, (0, 0, 0), (TILE_M, TILE_N // 2, 1)).reshape((TILE_M, TILE_N // 2))
     up = ct.extract(pairs, (0, 0, 1), (TILE_M, TILE_N // 2, 1)).reshape((TILE_M, TILE_N // 2))
-    ct.store(y, index=(m, n), tile=(silu(gate) * up).astype(y.dtype))
+    ct.store(y, index=(m, n), tile=silu_times(gate, up).astype(y.dtype))
 
 
 @ct.kernel
@@ -180,16 +177,16 @@ def linear_prefill_split_swiglu_kernel(
         up_b = ct.load(bias, index=(n, 1), shape=(TILE_N, 1), padding_mode=ZERO, allow_tma=False)
         gate = gate + gate_b.astype(ct.float32).reshape((1, TILE_N))
         up = up + up_b.astype(ct.float32).reshape((1, TILE_N))
-    ct.store(y, index=(m, n), tile=(silu(gate) * up).astype(y.dtype))
+    ct.store(y, index=(m, n), tile=silu_times(gate, up).astype(y.dtype))
 
 
 @ct.kernel
 def linear_prefill_xielu_kernel(
-    x, w, bias, coefficients, y, TILE_M: CI, TILE_N: CI, TILE_K: CI, GROUP: CI, LATENCY: CI, BIAS: CI, PDL: CI
+    x, w, bias, alphas, y, TILE_M: CI, TILE_N: CI, TILE_K: CI, GROUP: CI, LATENCY: CI, BIAS: CI, PDL: CI
 ):
-    """y = xIELU(h), h = x W^T + bias: h > 0: p h^2 + b h; else n (exp(min(h, e)) - 1 - h) + b h.
+    """y = xIELU(x W^T + bias), by kernels/activation.py.
 
-    x [T, K], w [N, K], bias [N], y [T, N], all BF16 or all FP16; coefficients [4] float32: p, n, b, e.
+    x [T, K], w [N, K], bias [N], y [T, N], all BF16 or all FP16; alphas [2] float32.
     Grid (row tiles * column tiles,): one block owns a (TILE_M, TILE_N) tile of y.
     float32 until the store.
     Any T, N, K: loads past an edge read 0, stores past it are dropped.
@@ -198,12 +195,9 @@ def linear_prefill_xielu_kernel(
         ct.grid_dependency_control_launch_dependents()
         ct.grid_dependency_control_wait()
     acc, m, n = own_product(x, w, bias, TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
-    p = ct.load(coefficients, index=(0,), shape=(), allow_tma=False)
-    slope = ct.load(coefficients, index=(1,), shape=(), allow_tma=False)
-    b = ct.load(coefficients, index=(2,), shape=(), allow_tma=False)
-    e = ct.load(coefficients, index=(3,), shape=(), allow_tma=False)
-    curved = ct.where(acc > 0.0, p * acc * acc, (ct.exp(ct.minimum(acc, e)) - 1.0 - acc) * slope)
-    ct.store(y, index=(m, n), tile=(curved + b * acc).astype(y.dtype))
+    positive = ct.load(alphas, index=(0,), shape=(), allow_tma=False)
+    negative = ct.load(alphas, index=(1,), shape=(), allow_tma=False)
+    ct.store(y, index=(m, n), tile=xielu_of(acc, positive, negative).astype(y.dtype))
 
 
 def linear_prefill(
@@ -259,7 +253,7 @@ def linear_prefill_xielu(
     launcher: Launcher,
     x: Any,
     w: Any,
-    coefficients: Any,
+    alphas: Any,
     y: Any,
     *,
     config: LinearPrefillConfig,
@@ -267,15 +261,15 @@ def linear_prefill_xielu(
 ) -> None:
     """y [T, N] = xIELU(x @ w^T + bias).
 
-    coefficients [4] float32: positive and negative alpha (after soft-plus), beta, eps.
+    alphas [2] float32: soft-plus of the model's alpha_p, and 0.5 + soft-plus of its alpha_n.
 
     Raises:
         ValueError, TypeError: shape, dtype or layout.
     """
     rows, columns = _check("linear_prefill_xielu", x, w, bias)
-    check_array("linear_prefill_xielu: coefficients", coefficients, (4,), "float32")
+    check_array("linear_prefill_xielu: alphas", alphas, (2,), "float32")
     check_array("linear_prefill_xielu: y", y, (rows, columns), str(x.dtype))
-    _launch(launcher, linear_prefill_xielu_kernel, (x, w), bias, (coefficients, y), config)
+    _launch(launcher, linear_prefill_xielu_kernel, (x, w), bias, (alphas, y), config)
 
 
 def _check(op: str, x: Any, w: Any, bias: Any) -> tuple[int, int]:
@@ -331,5 +325,5 @@ def _record(launcher: Any, arch: str, model: ModelShape, tokens: int) -> None:
         elif op == "_swiglu":
             linear_prefill_swiglu(launcher, x, w, ArraySpec((tokens, n // 2), "bfloat16"), config=config)
         else:
-            coefficients, y = ArraySpec(4, "float32"), ArraySpec((tokens, n), "bfloat16")
-            linear_prefill_xielu(launcher, x, w, coefficients, y, config=config)
+            alphas, y = ArraySpec(2, "float32"), ArraySpec((tokens, n), "bfloat16")
+            linear_prefill_xielu(launcher, x, w, alphas, y, config=config)

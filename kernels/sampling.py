@@ -66,8 +66,8 @@ class SampleConfig:
 
     chunk: int = 512
     sub: int = 64
-    own: int = 8
-    tail: int = 2048
+    own: int = 4
+    tail: int = 4096
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ def swiglu(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None) -> np.n
     return gate / (1 + np.exp(-gate)) * up
 
 
-def xielu(h: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
-    """xIELU with positive and negative alpha (after soft-plus), beta, eps, as Transformers' Apertus computes it."""
-    p, n, beta, eps = coefficients.astype(np.float64)
-    return np.where(h > 0, p * h * h + beta * h, (np.expm1(np.minimum(h, eps)) - h) * n + beta * h)
+def xielu(h: np.ndarray, alphas: np.ndarray) -> np.ndarray:
+    """xIELU with beta 0.5 and eps -1e-6, as Transformers' Apertus computes it; alphas: both slopes, beta in the second."""
+    positive, negative = alphas.astype(np.float64)
+    return np.where(h > 0, positive * h * h, (np.expm1(np.minimum(h, -1e-6)) - h) * negative) + 0.5 * h
