@@ -33,8 +33,8 @@ def machine(monkeypatch):
 
 def test_auto_takes_a_complete_machine(machine):
     assert machine(GOOD).problem is None
-    assert select.choose_backend("auto") == select.BackendChoice("cuda", "NVIDIA Test")
-    assert select.choose_backend("cuda") == select.BackendChoice("cuda", "asked for")
+    assert select.choose_backend("auto") == select.BackendChoice("cuda", "NVIDIA Test", has_gpu=True)
+    assert select.choose_backend("cuda") == select.BackendChoice("cuda", "asked for", has_gpu=True)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,7 @@ def test_what_is_missing_is_named(machine, driver, options, words):
     assert words in machine(driver, **options).problem
     choice = select.choose_backend("auto")
     assert choice.name == "cpu"
+    assert choice.has_gpu == bool(driver.gpus)
     assert words in choice.reason
     with pytest.raises(BackendUnavailableError) as caught:
         select.choose_backend("cuda")

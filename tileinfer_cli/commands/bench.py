@@ -1,16 +1,14 @@
 """`tileinfer bench`: how fast a model runs here, and what share of the memory's speed that is."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from tileinfer_cli import opening, render
+from tileinfer_cli.bench_table import print_report
 from tileinfer_cli.commandline import Cli
 from tileinfer_cli.options import JsonFlag, ModelFlags, QuietFlag
-
-if TYPE_CHECKING:
-    from tileinfer_core.bench import BenchOptions, Loaded
 
 NAME = "bench"
 SHORT = "speed of prefill and decoding"
@@ -51,72 +49,11 @@ def run(
         repetitions=repeat,
         sampling=SamplingParams(temperature=0) if greedy else base.sampling,
     )
-    name, loaded = _load(cli, where, random_weights, quiet=quiet)
+    name, loaded = opening.load_for_bench(cli, where, random_weights, quiet=quiet)
     with render.Progress(cli.streams.err, quiet=quiet) as progress:
         report = run_bench(loaded.runner, loaded.model, options, load_s=loaded.load_s, on_progress=progress)
     document = {"model": name, "backend_reason": loaded.backend.reason, **opening.plain(report)}
     if as_json:
         render.print_json(cli.streams.out, document)
     else:
-        _print(cli, document, options, markdown=markdown)
-
-
-def _load(cli: Cli, where: ModelFlags, random_weights: Path | None, *, quiet: bool) -> tuple[str, "Loaded"]:
-    """The model's name, and the model. Why `auto` took the CPU goes to stderr."""
-    from tileinfer_core.bench import load_for_bench
-
-    settings = opening.load_settings()
-    options = opening.engine_options(where, settings)
-    if random_weights is None:
-        folder = opening.find_model(cli, settings, where.model)
-        name, path = folder.name, folder.path
-    else:
-        name, path = f"random weights, {random_weights}", random_weights
-    noise = random_weights is not None
-    with render.Progress(cli.streams.err, quiet=quiet) as progress:
-        loaded = load_for_bench(
-            path, backend=options.backend, context=options.context, noise=noise, on_progress=progress
-        )
-    for warning in loaded.warnings:
-        render.print_warning(cli.streams.err, warning)
-    if options.backend == "auto" and loaded.backend.name == "cpu" and not quiet:
-        render.print_note(cli.streams.err, f"on the CPU: {loaded.backend.reason}")
-    return name, loaded
-
-
-def _print(cli: Cli, document: dict[str, Any], options: "BenchOptions", *, markdown: bool) -> None:
-    """A table on stdout; what it was measured with above it."""
-    out, ceilings, first = cli.streams.out, document["ceilings"], document["first_token_s"]
-    rows = [
-        [f"prefill {entry['tokens']:,}", f"{entry['tok_s']['median']:,.1f}", _spread(entry["tok_s"]), "", "", ""]
-        for entry in document["prefill"]
-    ]
-    rows += [_decode_row(entry) for entry in document["decode"]]
-    draw = "greedy" if options.sampling.temperature == 0 else "top-k 20, top-p 0.95"
-    lines = [
-        f"{document['model']} on {document['device']} ({document['backend']})",
-        f"median of {options.repetitions} runs of {options.tokens} tokens, {draw}",
-        f"memory: copy {ceilings['copy'] / 1e9:,.0f} GB/s, read {ceilings['read'] / 1e9:,.0f} GB/s, in this run",
-        f"load {document['load_s']:.2f} s, compile {document['compile_s']:.2f} s",
-        f"first token of a 16-token prompt after {first['median'] * 1e3:.1f} ms, everything warm",
-    ]
-    header = ["", "tok/s", "spread", "ms a token", "GB a token", "of copy / read"]
-    if markdown:
-        out.write("".join(f"{line}  \n" for line in lines) + "\n")
-        divider = ["---", *["---:"] * 5]
-        out.write("".join(f"| {' | '.join(row)} |\n" for row in [header, divider, *rows]))
-        return
-    out.write("".join(f"{line}\n" for line in lines) + "\n")
-    render.print_table(out, header, rows, right=range(1, 6))
-
-
-def _decode_row(entry: dict[str, Any]) -> list[str]:
-    share = f"{entry['share_of_copy'] * 100:.1f} % / {entry['share_of_read'] * 100:.1f} %"
-    moved = f"{entry['bytes_per_token'] / 1e9:.3f}"
-    speed = entry["tok_s"]
-    context = f"decode at {entry['context']:,}"
-    return [context, f"{speed['median']:,.1f}", _spread(speed), f"{entry['step_s'] * 1e3:.3f}", moved, share]
-
-
-def _spread(speed: dict[str, Any]) -> str:
-    return f"{speed['low']:,.1f}–{speed['high']:,.1f}"
+        print_report(cli.streams.out, document, options, markdown=markdown)

@@ -26,6 +26,7 @@ class BackendChoice:
 
     name: BackendName
     reason: str
+    has_gpu: bool = False  # there is a GPU; with "cpu", one that can't be used
 
 
 def choose_backend(requested: str) -> BackendChoice:
@@ -46,9 +47,9 @@ def choose_backend(requested: str) -> BackendChoice:
     status = cuda_status()
     if status.problem is None:
         name = status.gpu.name if status.gpu else "a GPU"
-        return BackendChoice("cuda", name if requested == "auto" else "asked for")
+        return BackendChoice("cuda", name if requested == "auto" else "asked for", has_gpu=True)
     if requested == "auto":
-        return BackendChoice("cpu", f"no usable GPU: {status.problem}")
+        return BackendChoice("cpu", f"no usable GPU: {status.problem}", has_gpu=status.gpu is not None)
     cure = status.cure or "use --backend cpu"
     message = f"the CUDA backend can't run here: {status.problem}"
     raise BackendUnavailableError(message, hint=f"{cure}; `tileinfer doctor` has more")
