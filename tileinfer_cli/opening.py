@@ -44,12 +44,22 @@ def find_model(cli: Cli, settings: Settings, reference: str | None) -> ModelFold
 
 
 def engine_options(flags: ModelFlags, settings: Settings) -> EngineOptions:
+    from tileinfer_core.compiler_settings import configure_compiler
     from tileinfer_core.engine import EngineOptions
 
+    wanted = ("compiler_timeout", "kernel_cache", "kernel_cache_size")
+    configure_compiler(os.environ, {name: _chosen(name, flags, settings) for name in wanted})
     return EngineOptions(
         backend=flags.backend.value if flags.backend else settings.backend.value,
         context=flags.context if flags.context is not None else settings.context.value,
     )
+
+
+def _chosen(name: str, flags: ModelFlags, settings: Settings) -> Setting[Any]:
+    """The flag, else the setting of the same name."""
+    value = getattr(flags, name)
+    found: Setting[Any] = getattr(settings, name)
+    return found if value is None else Setting(value, "--" + name.replace("_", "-"))
 
 
 def load_engine(cli: Cli, folder: ModelFolder, options: EngineOptions, *, quiet: bool) -> Engine:

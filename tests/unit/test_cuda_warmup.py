@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -109,6 +114,23 @@ def test_nothing_is_compiled_when_everything_is_kept(warm, monkeypatch):
     assert warm(compiler(names)).finish(events.append) == 0
     assert not names
     assert not events
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_cancelling_ends_the_compilers_and_nothing_else(tmp_path):
+    shutil.copy(shutil.which("sleep"), tmp_path / "tileiras")
+    compiler_, other = subprocess.Popen([tmp_path / "tileiras", "30"]), subprocess.Popen(["sleep", "30"])
+    try:
+        deadline = time.monotonic() + 5
+        while compiler_.poll() is None and time.monotonic() < deadline:
+            warmup.stop_compilers()
+            time.sleep(0.01)
+        assert compiler_.returncode == -signal.SIGTERM
+        assert other.poll() is None
+    finally:
+        for process in (compiler_, other):
+            process.kill()
+            process.wait()
 
 
 class Kernel:

@@ -8,9 +8,12 @@ tileiras runs in processes of its own, and reading files holds no lock of Python
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
 TASK = "compile kernels"
 MAX_COMPILERS = 8
+COMPILER = "tileiras"
 PREFILL_ROWS = (ROW_STEP, 128, 256, 512, 1024, 2048)  # lengths at which the kernels' configurations change
 
 
@@ -56,8 +60,9 @@ class KernelWarmup:
         self._thread.start()
 
     def cancel(self) -> None:
-        """Start nothing more; a compiler that runs is left to itself."""
+        """Start nothing more, and end the compilers that run: Python's exit would wait for them."""
         self._cancelled = True
+        stop_compilers()
 
     def finish(self, on_progress: OnProgress) -> float:
         """Seconds that compilers have run for; 0 when the cache had everything.
@@ -112,7 +117,8 @@ class KernelWarmup:
             records, self._device.arch, workers=workers, timeout=timeout, on_progress=self._count, disassemble="never"
         ):
             if isinstance(result, CompileError):
-                raise BackendError(f"the kernel {result}", hint=result.hint) from result
+                hint = result.hint or "`tileinfer doctor` looks at the compiler; --compiler-timeout gives it more time"
+                raise BackendError(f"the kernel {result}", hint=hint) from result
             if not result.cached:
                 self._seconds = time.perf_counter() - start
             if self._cancelled:
@@ -131,6 +137,15 @@ class KernelWarmup:
             self._device.copy_in(self._length, np.ones(1, np.int32))
             self._device.run([record])
         self._device.synchronize()
+
+
+def stop_compilers() -> None:
+    """End this process's own tileiras processes. Linux only; elsewhere they run to their end."""
+    for children in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError, ValueError):
+            for pid in map(int, children.read_text(encoding="ascii").split()):
+                if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").startswith(COMPILER):
+                    os.kill(pid, signal.SIGTERM)
 
 
 def compiler_timeout() -> float:
