@@ -71,7 +71,8 @@ class CudaRunner:
             model, weights, self.pool, self._table.array, buffers=self.buffers, arch=device.arch, pdl=device.pdl
         )
         self.graphs = GraphCache(device)
-        self._structure = model.structure
+        # the longest sequence of each decode step's graph
+        self.bucket_ends = ops.bucket_ends(model.structure, device.arch, memory.context)
         self.carveout = ops.step_carveout(model.structure, device.arch)
         self._vocab: int = model.config.vocab_size
         self._sampling = SamplingState(device, self.buffers, self._vocab)
@@ -164,14 +165,9 @@ class CudaRunner:
         except TileinferError as error:
             return error, None
         self._table.update(cache.block_table)
-        end = ops.bucket_end(self._structure, self.device.arch, cache.length + 1, self.memory.context)
+        end = next(end for end in self.bucket_ends if cache.length < end)
         self.graphs.launch(("decode", end), lambda: self.plans.decode(end), carveout=self.carveout)
         return None, self._sampling.fetch(step)
-
-    @property
-    def bucket_ends(self) -> list[int]:
-        """The longest sequence of each decode step's graph."""
-        return ops.bucket_ends(self._structure, self.device.arch, self.memory.context)
 
     def ceilings(self) -> tuple[float, float]:
         """Bytes per second of a copy and of a read-only stream, measured now."""
