@@ -9,7 +9,7 @@ It refuses logits that are not float32. NaN logits are the caller's bug: `first_
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import cuda.tile as ct
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from kernels.launch import Launcher
 
-CI = ct.Constant[int]
+CI: TypeAlias = ct.Constant[int]
 ZERO = ct.PaddingMode.ZERO
 NEG_INF = ct.PaddingMode.NEG_INF
 

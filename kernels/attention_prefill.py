@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import cuda.tile as ct
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from kernels.launch import Launcher
 
-CI = ct.Constant[int]
-CF = ct.Constant[float]
+CI: TypeAlias = ct.Constant[int]
+CF: TypeAlias = ct.Constant[float]
 ZERO = ct.PaddingMode.ZERO
 PAGE = 64  # tokens; below 64 the products miss the tensor cores
 MASKED_SCORE = -1.0e30  # finite: a tile's first maximum is never minus this, so no inf - inf
@@ -185,8 +185,8 @@ def attention_prefill(
     log2_scale = (head_dim**-0.5 if scale is None else scale) * LOG2_E
     if not (math.isfinite(log2_scale) and log2_scale > 0):
         raise ValueError(f"attention_prefill: scale is {scale}, expected a positive number")
-    constants = (log2_scale, heads // kv_heads, kv_heads, config.tile_q, head_dim, int(config.ahead))
-    constants += (config.latency, int(launcher.pdl))
+    sizes = (heads // kv_heads, kv_heads, config.tile_q, head_dim)
+    constants = (log2_scale, *sizes, int(config.ahead), config.latency, int(launcher.pdl))
     args = (q, k_pool, v_pool, block_table, start, out, *constants)
     launcher(with_hints(attention_prefill_kernel, **config.hints), (heads, -(-tokens // config.tile_q), 1), args)
 

@@ -11,7 +11,7 @@ It is not for decoding: for 1 to 8 rows kernels/linear.py is several times faste
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import cuda.tile as ct
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from kernels.launch import Launcher
 
-CI = ct.Constant[int]
+CI: TypeAlias = ct.Constant[int]
 ZERO = ct.PaddingMode.ZERO
 HALF = ("bfloat16", "float16")
 

@@ -19,7 +19,7 @@ It refuses logits that are not float32 and vocabularies with fewer than one id. 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import cuda.tile as ct
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from kernels.launch import Launcher
 
-CI = ct.Constant[int]
+CI: TypeAlias = ct.Constant[int]
 ZERO = ct.PaddingMode.ZERO
 NEG_INF = ct.PaddingMode.NEG_INF
 COMPARES = 8192  # elements of a tile of comparisons: 64 registers a thread; twice that spills

@@ -19,6 +19,6 @@ def swiglu(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None) -> np.n
 
 
 def xielu(h: np.ndarray, alphas: np.ndarray) -> np.ndarray:
-    """xIELU with beta 0.5 and eps -1e-6, as Transformers' Apertus computes it; alphas: both slopes, beta in the second."""
+    """xIELU with beta 0.5 and eps -1e-6, as Apertus has it; alphas: both slopes, beta in the second."""
     positive, negative = alphas.astype(np.float64)
     return np.where(h > 0, positive * h * h, (np.expm1(np.minimum(h, -1e-6)) - h) * negative) + 0.5 * h
