@@ -13,7 +13,7 @@ from tileinfer_core.backends.cuda import load, probe
 from tileinfer_core.backends.cuda.interpreted import InterpretedDevice
 from tileinfer_core.cuda_probe import Gpu
 from tileinfer_core.engine import Engine, EngineOptions, Request
-from tileinfer_core.errors import OutOfMemoryError
+from tileinfer_core.errors import BackendUnavailableError, OutOfMemoryError
 from tileinfer_core.events import Finished, TextDelta
 from tileinfer_core.sampling import SamplingParams
 from tileinfer_core.session import Session
@@ -52,6 +52,13 @@ def test_auto_takes_the_gpu_and_an_answer_streams(engine):
     assert finished.reason == "stop"
     assert finished.usage.completion_tokens == 5
     assert finished.timings.compile_s == 0.25
+
+
+def test_a_cupy_that_does_not_import_is_an_error_with_a_way_out(engine, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tileinfer_core.backends.cuda.gpu", None)
+    with pytest.raises(BackendUnavailableError, match="can't be imported") as caught:
+        engine()
+    assert "--backend cpu" in caught.value.hint
 
 
 def test_a_conversation_reuses_its_cache_and_gives_its_pages_back(engine):

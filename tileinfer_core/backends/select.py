@@ -73,9 +73,12 @@ def load_runner(
         OutOfMemoryError, BackendUnavailableError, ModelError: what keeps it from running.
     """
     if choice.name == "cuda":
-        from tileinfer_core.backends.cuda import load  # noqa: PLC0415 - a backend is imported when chosen
-        from tileinfer_core.backends.cuda.gpu import GpuDevice  # noqa: PLC0415
-
+        try:
+            from tileinfer_core.backends.cuda import load  # noqa: PLC0415 - a backend is imported when chosen
+            from tileinfer_core.backends.cuda.gpu import GpuDevice  # noqa: PLC0415
+        except ImportError as error:  # installed, but not for this driver or this Python
+            hint = "`tileinfer doctor` looks closer; --backend cpu runs without a GPU"
+            raise BackendUnavailableError(f"the CUDA backend can't be imported: {error}", hint=hint) from error
         chunk = prefill_chunk or load.PREFILL_CHUNK
         return load.load_runner(
             model, files, GpuDevice(), context=context, prefill_chunk=chunk, on_progress=on_progress

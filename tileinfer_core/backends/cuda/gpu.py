@@ -18,7 +18,7 @@ from kernels.carveout import set_carveout
 from kernels.launch import GpuLauncher
 from tileinfer_core.backends.cuda.device import DeviceMemory
 from tileinfer_core.dtypes import BFLOAT16
-from tileinfer_core.errors import BackendError, OutOfMemoryError
+from tileinfer_core.errors import BackendError, BackendUnavailableError, OutOfMemoryError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 runtime = cupy.cuda.runtime
 FIRST_PDL_ARCH = 90
+HINT = "`tileinfer doctor` checks driver, compiler and CuPy; --backend cpu runs without them"
 CAPTURE_RELAXED = 2  # a kernel that is loaded while capturing must not end the capture
 
 
@@ -78,11 +79,14 @@ class GpuDevice:
     """Device on CUDA device `index`. Raises BackendError when a call fails that has no clearer name."""
 
     def __init__(self, index: int = 0) -> None:
-        self._device = cupy.cuda.Device(index)
-        self._device.use()
-        properties = runtime.getDeviceProperties(index)
+        try:
+            self._device = cupy.cuda.Device(index)
+            self._device.use()
+            properties = runtime.getDeviceProperties(index)
+            self.arch = f"sm_{self._device.compute_capability}"
+        except runtime.CUDARuntimeError as error:
+            raise BackendUnavailableError(f"CuPy can't use the GPU: {error}", hint=HINT) from error
         self.name: str = properties["name"].decode()
-        self.arch = f"sm_{self._device.compute_capability}"
         self.pdl = int(self._device.compute_capability) >= FIRST_PDL_ARCH
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._readback = cupy.cuda.Stream(non_blocking=True)
@@ -110,12 +114,14 @@ class GpuDevice:
         return array
 
     def clear(self, array: Array) -> None:
-        array.data.memset_async(0, array.nbytes, self._stream)
+        with device_errors():
+            array.data.memset_async(0, array.nbytes, self._stream)
 
     def pinned(self, shape: tuple[int, ...], dtype: str) -> HostArray:
         kind = BFLOAT16 if dtype == "bfloat16" else np.dtype(dtype)
         size = max(math.prod(shape) * kind.itemsize, 1)
-        memory = cupy.cuda.alloc_pinned_memory(size)
+        with device_errors():
+            memory = cupy.cuda.alloc_pinned_memory(size)
         return np.frombuffer(memory, np.uint8, size).view(kind)[: math.prod(shape)].reshape(shape)
 
     def copy_in(self, target: Array, source: HostArray) -> None:
@@ -152,7 +158,7 @@ class GpuDevice:
             what = f"{launch.name} (grid {launch.grid}, constants {constants})"
             raise BackendError(
                 f"the kernel {what} can't be launched on {self.name}: {str(error).strip() or type(error).__name__}",
-                hint="`tileinfer doctor` checks driver, compiler and CuPy; --backend cpu runs without them",
+                hint=HINT,
             ) from error
 
     def record(self, step: Sequence[Recorded], carveout: int | None = None) -> Graph:
@@ -183,9 +189,10 @@ class GpuDevice:
 def _copy(to: tuple[int, Any], start: tuple[int, Any], kind: int, stream: Any) -> None:
     """(address, array) to (address, array): in one piece, or rows of equal length at each side's own pitch."""
     (target_at, target), (source_at, source) = to, start
-    if target.flags.c_contiguous and source.flags.c_contiguous:
-        runtime.memcpyAsync(target_at, source_at, source.nbytes, kind, stream.ptr)
-        return
-    width = source.itemsize * math.prod(source.shape[1:])
-    pitches = target.strides[0], source.strides[0]
-    runtime.memcpy2DAsync(target_at, pitches[0], source_at, pitches[1], width, len(source), kind, stream.ptr)
+    with device_errors():
+        if target.flags.c_contiguous and source.flags.c_contiguous:
+            runtime.memcpyAsync(target_at, source_at, source.nbytes, kind, stream.ptr)
+            return
+        width = source.itemsize * math.prod(source.shape[1:])
+        pitches = target.strides[0], source.strides[0]
+        runtime.memcpy2DAsync(target_at, pitches[0], source_at, pitches[1], width, len(source), kind, stream.ptr)
