@@ -1,8 +1,8 @@
 """Weights from the files to the device through two pinned buffers: one is read into while the other is copied.
 
 A parameter's parts lie in one device array, joined along the rows, or row by row in turn where the kernels want gate
-and up rows interleaved. Host memory is two buffers of at most 64 MiB, whatever the model's size. Files are read with
-pread on a few threads: no page faults of a mapping.
+and up rows interleaved. Host memory is two buffers of at most 64 MiB, whatever the model's size. Files are read on
+a few threads, without the page faults of a mapping.
 """
 
 from __future__ import annotations
@@ -126,7 +126,6 @@ class _Stages:
         self._busy: list[Event | None] = [None, None]
         self._turn = 0
         self._pool = ThreadPoolExecutor(min(READERS, os.cpu_count() or 1), thread_name_prefix="load-weights")
-        self._files: dict[Path, int] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -134,8 +133,6 @@ class _Stages:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._device.synchronize()
-        for handle in self._files.values():
-            os.close(handle)
 
     def send(self, piece: _Piece) -> None:
         turn, self._turn = self._turn, 1 - self._turn
@@ -161,32 +158,25 @@ class _Stages:
 
     def _fill(self, piece: _Piece, raw: HostArray) -> None:
         start = piece.info.offset + piece.info.bytes // piece.info.shape[0] * piece.first
-        handle = self._open(piece.info.file)
         reads = [
-            self._pool.submit(_pread, piece.info.file, handle, raw.data[at : at + READ_BYTES], start + at)
+            self._pool.submit(_read, piece.info.file, raw.data[at : at + READ_BYTES], start + at)
             for at in range(0, len(raw), READ_BYTES)
         ]
         for read in reads:
             read.result()
 
-    def _open(self, path: Path) -> int:
-        if path not in self._files:
-            try:
-                self._files[path] = os.open(path, os.O_RDONLY)
-            except OSError as error:
-                raise ModelError(f"{path}: can't be read: {error.strerror}") from error
-        return self._files[path]
 
-
-def _pread(path: Path, handle: int, view: memoryview, offset: int) -> None:
-    while view:
-        try:
-            count = os.preadv(handle, [view], offset)
-        except OSError as error:
-            raise ModelError(f"{path}: can't be read: {error.strerror}") from error
-        if count == 0:
-            raise DamagedModelError(f"{path}: cut off while it was read: {len(view)} more bytes expected")
-        view, offset = view[count:], offset + count
+def _read(path: Path, view: memoryview, offset: int) -> None:
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(offset)
+            while view:
+                count = file.readinto(view)
+                if not count:
+                    raise DamagedModelError(f"{path}: cut off while it was read: {len(view)} more bytes expected")
+                view = view[count:]
+    except OSError as error:
+        raise ModelError(f"{path}: can't be read: {error.strerror}") from error
 
 
 def _numpy_dtype(name: str) -> np.dtype[Any]:

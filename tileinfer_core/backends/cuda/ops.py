@@ -70,16 +70,6 @@ def configured(kind: type[Config], family: str, arch: str, **shape: int) -> Conf
         return kind()
 
 
-def step_carveout(structure: LayerStructure, arch: str) -> int | None:
-    """Percent of shared memory to ask for in a decode step's graph, where the table has a measured one."""
-    try:
-        found = configs.config("decode_step", arch, hidden=structure.hidden_size)
-    except KeyError:
-        return None
-    carveout: int | None = found.get("carveout")
-    return carveout
-
-
 def bucket_end(structure: LayerStructure, arch: str, length: int, context: int) -> int:
     """The longest sequence that the decode step for `length` tokens also serves, within the context."""
     end = context_bucket(arch, structure.num_key_value_heads, length)

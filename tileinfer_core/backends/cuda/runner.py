@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kernels.carveout import step_carveout
 from tileinfer_core.backends.cuda import buffers as buf
 from tileinfer_core.backends.cuda import ops
 from tileinfer_core.backends.cuda.ceilings import measure_ceilings
@@ -73,7 +74,7 @@ class CudaRunner:
         self.graphs = GraphCache(device)
         # the longest sequence of each decode step's graph
         self.bucket_ends = ops.bucket_ends(model.structure, device.arch, memory.context)
-        self.carveout = ops.step_carveout(model.structure, device.arch)
+        self.carveout = step_carveout(device.arch, model.structure.hidden_size)
         self._vocab: int = model.config.vocab_size
         self._sampling = SamplingState(device, self.buffers, self._vocab)
         self._chunks = _ChunkInputs(device, self.buffers)
