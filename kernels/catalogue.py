@@ -25,7 +25,19 @@ from kernels.specs import Case, Recorded, RecordingLauncher
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-FAMILIES: tuple[str, ...] = ()
+FAMILIES: tuple[str, ...] = (
+    "kernels.activation",
+    "kernels.argmax",
+    "kernels.attention_decode",
+    "kernels.attention_prefill",
+    "kernels.embedding",
+    "kernels.kv_write",
+    "kernels.linear",
+    "kernels.linear_prefill",
+    "kernels.norm",
+    "kernels.rope",
+    "kernels.sampling",
+)
 
 # Shared memory one block may have, in bytes (CUDA programming guide, compute capabilities)
 SHARED_LIMIT = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 103: 232_448, 120: 101_376}

@@ -140,6 +140,10 @@ def _located(error: Exception, function: Any, block: tuple[int, ...]) -> Interpr
     return InterpreterError(f"{function.__name__}, block {block}: {what}{line and '  [' + line.strip() + ']'}")
 
 
+for _name, _function in atomics.STORES.items():  # methods, as on ct.TiledView
+    setattr(TiledView, _name, _function)
+
+
 class _BlockMode(DispatchMode):
     """Where calls of cuda.tile functions arrive while a block runs."""
 
@@ -151,7 +155,6 @@ class _BlockMode(DispatchMode):
         self.arch = arch
         self._found: dict[Any, Any] = {}
         self._table: dict[str, Any] = {**ops.TABLE, **reductions.TABLE, **atomics.TABLE, **MEMORY}
-        self._table |= {f"TiledView.{name}": function for name, function in atomics.STORES.items()}
         self._table |= {
             "bid": lambda axis: Tile(np.int32(self.block[axis])),
             "num_blocks": lambda axis: Tile(np.int32(self.grid[axis])),

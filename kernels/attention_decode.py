@@ -1,0 +1,347 @@
+"""Attention of one token over the paged cache: head norm, RoPE, KV write, scores, soft-max, values; then the merge.
+
+    out[h] = Σ_p softmax_p(q_h · k_p / √d) v_p        over positions 0 … length - 1, the last one being this token's
+
+Two launches: splits of the context in parallel blocks, then one block per query head that merges them. The new token
+has a block of its own, which also writes its key and value into the cache; the others read only older positions, so
+nothing waits inside the launch. Soft-max in base 2: log2(e)/√d is in the queries.
+
+Two forms, chosen by the context a graph is captured for (`attention_config`):
+
+- **page**: one page (64 positions) a block, no loop. Keys and values come by plain loads *before* the PDL wait, so that
+  only q's way is left after it. Shortest up to 2,048 positions.
+- **loop**: a fixed number of blocks a head shares the pages evenly, pages come through a TMA ring. For any length.
+
+Keys (64 × d) and transposed values (d × 64) stand on the matrix unit's M side, the query heads of one KV head are up to
+8 columns on its N side (below 16 × 8 and M·N = 512 the compiler leaves the tensor cores).
+
+Refuses: head_dim other than 64 and 128, more than 8 query heads a KV head, more than one token (a verify step of
+several goes through kernels/attention_prefill.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import cuda.tile as ct
+
+from kernels import configs
+from kernels.kv_write import PAGE, check_heads, check_pools, check_rope, optional_gain
+from kernels.launch import check_array, with_hints
+from kernels.rope_tiles import gain_halves, rotated
+from kernels.shapes import MODELS
+from kernels.specs import ArraySpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kernels.catalogue import Case
+    from kernels.launch import Launcher
+
+Int: TypeAlias = ct.Constant[int]
+Bool: TypeAlias = ct.Constant[bool]
+Float: TypeAlias = ct.Constant[float]
+ZERO = ct.PaddingMode.ZERO
+COLUMNS = 8
+NEVER = -1.0e30  # a masked score; finite, so that a split without positions merges with weight 0
+LOG2E = 1.4426950408889634
+CONTEXTS = (512, 1024, 2048)  # largest contexts of the page form's graphs; beyond, one graph serves all
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """How one context bucket is attended to.
+
+    Attributes:
+        form: "page" or "loop", see above.
+        splits: blocks a KV head, a power of two (the merge sums them in one tile). For "page" the pages of the bucket.
+        occupancy: blocks per SM of the loop form; sets the depth of its TMA ring.
+    """
+
+    form: Literal["page", "loop"]
+    splits: int
+    occupancy: int | None = None
+
+    @property
+    def positions(self) -> int | None:
+        """The longest context it can attend to; None for any."""
+        return self.splits * PAGE if self.form == "page" else None
+
+
+def attention_config(arch: str, kv_heads: int, context: int) -> AttentionConfig:
+    """The form for contexts up to `context` (a whole graph's bucket): configs/<arch>.json, or the rule."""
+    bucket = next((c for c in CONTEXTS if context <= c), 1 << 30)
+    try:
+        return AttentionConfig(**configs.config("attention_decode", arch, kv_heads=kv_heads, context=bucket))
+    except KeyError:
+        return attention_rule(kv_heads, bucket)
+
+
+def attention_rule(kv_heads: int, bucket: int) -> AttentionConfig:
+    """A page a block while that is at most 256 blocks; then 256 blocks that loop, two for each SM of an H200."""
+    if bucket <= CONTEXTS[-1] and bucket // PAGE * kv_heads <= 256:
+        return AttentionConfig("page", bucket // PAGE)
+    return AttentionConfig("loop", max(8, min(128, 1 << (256 // kv_heads).bit_length() - 1)), 4)
+
+
+def context_bucket(arch: str, kv_heads: int, context: int) -> int | None:
+    """The longest context that the graph for `context` also serves: its bucket's end, None for any length."""
+    return attention_config(arch, kv_heads, context).positions
+
+
+def workspace_floats(config: AttentionConfig, heads: int, kv_heads: int, head_dim: int) -> int:
+    """float32 elements that attention_decode needs between its two launches."""
+    return (config.splits + 1) * (heads * head_dim + kv_heads * 2 * COLUMNS)
+
+
+def _queries(q, h, g0, g1, c, s, D: Int, EPS: Float, NORM: Bool):
+    """The head group's queries, rotated and scaled, as two halves [8, D/2] float32; rows past the group are zero."""
+    x0 = ct.load(q, index=(h, 0, 0), shape=(1, COLUMNS, D // 2), padding_mode=ZERO, allow_tma=False)
+    x1 = ct.load(q, index=(h, 0, 1), shape=(1, COLUMNS, D // 2), padding_mode=ZERO, allow_tma=False)
+    x0, x1 = x0.reshape((COLUMNS, D // 2)), x1.reshape((COLUMNS, D // 2))
+    a, b = rotated(x0, x1, g0, g1, c, s, D, EPS, NORM)
+    return a * (LOG2E / D**0.5), b * (LOG2E / D**0.5)
+
+
+def _columns(a, b, dtype):
+    """Both halves side by side and transposed: [D, 8], the N side of the product."""
+    return ct.transpose(ct.cat((a.astype(dtype), b.astype(dtype)), 1))
+
+
+def _store_split(out, stats, h, s, acc, m, l, D: Int):
+    """One split's unscaled sum [D, 8], maximum and sum of weights [1, 8]. `out` drops columns past the group."""
+    ct.store(out, index=(h, s, 0, 0), tile=acc.reshape((1, 1, D, COLUMNS)), order=(0, 1, 3, 2), allow_tma=False)
+    ct.store(stats, index=(h, s, 0, 0), tile=m.reshape((1, 1, 1, COLUMNS)), allow_tma=False, check_bounds=False)
+    ct.store(stats, index=(h, s, 1, 0), tile=l.reshape((1, 1, 1, COLUMNS)), allow_tma=False, check_bounds=False)
+
+
+def _new_token(
+    q, k, v, k_gain, k_pool, v_pool, table, out, stats, h, pos, g0, g1, c, s, HKV: Int, S: Int, D: Int, EPS: Float,
+    NORM: Bool, PDL: Bool,
+):  # fmt: skip
+    """The split of one position: this token's. Also writes its key and value into the cache."""
+    page = ct.load(table, index=(pos // PAGE,), shape=(), check_bounds=False).item() * HKV + h
+    k0, k1 = gain_halves(k_gain, D, NORM)
+    if PDL:
+        ct.grid_dependency_control_wait()
+    a, b = _queries(q, h, g0, g1, c, s, D, EPS, NORM)
+    x0 = ct.load(k, index=(h, 0), shape=(1, D // 2), allow_tma=False, check_bounds=False)
+    x1 = ct.load(k, index=(h, 1), shape=(1, D // 2), allow_tma=False, check_bounds=False)
+    ka, kb = rotated(x0, x1, k0, k1, c, s, D, EPS, NORM)
+    ka, kb = ka.astype(k_pool.dtype), kb.astype(k_pool.dtype)
+    value = ct.load(v, index=(h, 0), shape=(1, D), allow_tma=False, check_bounds=False)
+    score = ct.sum(a * ka.astype(ct.float32) + b * kb.astype(ct.float32), axis=1)
+    same = ct.broadcast_to(value.astype(ct.float32).reshape((1, 1, 1, D)), (1, 1, COLUMNS, D))
+    ct.store(out, index=(h, S, 0, 0), tile=same, allow_tma=False)
+    ct.store(stats, index=(h, S, 0, 0), tile=score.reshape((1, 1, 1, COLUMNS)), allow_tma=False, check_bounds=False)
+    one = ct.ones((1, 1, 1, COLUMNS), dtype=ct.float32)
+    ct.store(stats, index=(h, S, 1, 0), tile=one, allow_tma=False, check_bounds=False)
+    slot = pos % PAGE
+    ct.store(k_pool, index=(page * PAGE + slot, 0), tile=ka, allow_tma=False, check_bounds=False)
+    ct.store(k_pool, index=(page * PAGE + slot, 1), tile=kb, allow_tma=False, check_bounds=False)
+    ct.store(v_pool, index=(page, slot), tile=value.reshape((D, 1)), allow_tma=False, check_bounds=False)
+
+
+@ct.kernel
+def attention_page_kernel(
+    q, k, v, q_gain, k_gain, cos, sin, k_pool, v_pool, table, length, out, stats, HKV: Int, S: Int, D: Int, EPS: Float,
+    NORM: Bool, PDL: Bool,
+):  # fmt: skip
+    """Split s < S: page s of the sequence, all 64 slots, masked beyond the cached positions. Split S: the new token.
+
+    q [HKV, group, D], k, v [HKV, D] half; gains [1, D]; cos, sin [positions, D/2] float32; k_pool [pages HKV 64, D],
+    v_pool [pages HKV D, 64] half; table [≥ S], length [1] int32; out [HKV, S+1, group, D], stats [HKV, S+1, 2, 8]
+    float32. Grid (HKV, S + 1). Scores and sums float32, q and soft-max weights rounded to half for the matrix unit.
+    Masked slots are read and multiplied by 0: pools must hold finite numbers everywhere.
+    """
+    h, s = ct.bid(0), ct.bid(1)
+    if PDL:
+        ct.grid_dependency_control_launch_dependents()
+    pos = ct.load(length, index=(0,), shape=(), check_bounds=False).item() - 1
+    c = ct.load(cos, index=(pos, 0), shape=(1, D // 2), allow_tma=False, check_bounds=False)
+    sn = ct.load(sin, index=(pos, 0), shape=(1, D // 2), allow_tma=False, check_bounds=False)
+    g0, g1 = gain_halves(q_gain, D, NORM)
+    if s < S:
+        page = ct.load(table, index=(s,), shape=(), check_bounds=False).item() * HKV + h
+        keys = ct.load(k_pool, index=(page, 0), shape=(PAGE, D), allow_tma=False, check_bounds=False)
+        values = ct.load(v_pool, index=(page, 0), shape=(D, PAGE), allow_tma=False, check_bounds=False)
+        if PDL:
+            ct.grid_dependency_control_wait()
+        a, b = _queries(q, h, g0, g1, c, sn, D, EPS, NORM)
+        scores = ct.mma(keys, _columns(a, b, q.dtype), ct.zeros((PAGE, COLUMNS), dtype=ct.float32))
+        at = s * PAGE + ct.arange(PAGE, dtype=ct.int32).reshape((PAGE, 1))
+        scores = ct.where(at < pos, scores, NEVER)
+        m = ct.max(scores, axis=0, keepdims=True)
+        p = ct.where(at < pos, ct.exp2(scores - m), 0.0)  # a page of masked slots only would weigh 1 a slot
+        acc = ct.mma(values, p.astype(q.dtype), ct.zeros((D, COLUMNS), dtype=ct.float32))
+        _store_split(out, stats, h, s, acc, m, ct.sum(p, axis=0, keepdims=True), D)
+    else:
+        _new_token(q, k, v, k_gain, k_pool, v_pool, table, out, stats, h, pos, g0, g1, c, sn, HKV, S, D, EPS, NORM, PDL)
+
+
+@ct.kernel
+def attention_loop_kernel(
+    q, k, v, q_gain, k_gain, cos, sin, k_pool, v_pool, table, length, out, stats, HKV: Int, S: Int, D: Int, EPS: Float,
+    NORM: Bool, PDL: Bool,
+):  # fmt: skip
+    """Split s < S: its even share of the pages, one after the other, running soft-max. Split S: the new token.
+
+    Arrays and rounding as in attention_page_kernel, table of any length. Grid (HKV, S + 1). A split without pages
+    stores a weight of 0. Masked slots are read and multiplied by 0: pools must hold finite numbers everywhere.
+    """
+    h, s = ct.bid(0), ct.bid(1)
+    if PDL:
+        ct.grid_dependency_control_launch_dependents()
+    pos = ct.load(length, index=(0,), shape=(), check_bounds=False).item() - 1
+    c = ct.load(cos, index=(pos, 0), shape=(1, D // 2), allow_tma=False, check_bounds=False)
+    sn = ct.load(sin, index=(pos, 0), shape=(1, D // 2), allow_tma=False, check_bounds=False)
+    g0, g1 = gain_halves(q_gain, D, NORM)
+    if s < S:
+        pages = ct.cdiv(pos, PAGE)
+        share = ct.cdiv(pages, S)
+        if PDL:
+            ct.grid_dependency_control_wait()
+        a, b = _queries(q, h, g0, g1, c, sn, D, EPS, NORM)
+        columns = _columns(a, b, q.dtype)
+        slot = ct.arange(PAGE, dtype=ct.int32).reshape((PAGE, 1))
+        m = ct.full((1, COLUMNS), NEVER, dtype=ct.float32)
+        l = ct.zeros((1, COLUMNS), dtype=ct.float32)
+        acc = ct.zeros((D, COLUMNS), dtype=ct.float32)
+        for i in range(s * share, ct.minimum((s + 1) * share, pages)):
+            page = ct.load(table, index=(i,), shape=(), check_bounds=False).item() * HKV + h
+            keys = ct.load(k_pool, index=(page, 0), shape=(PAGE, D), check_bounds=False)
+            values = ct.load(v_pool, index=(page, 0), shape=(D, PAGE), check_bounds=False)
+            scores = ct.mma(keys, columns, ct.zeros((PAGE, COLUMNS), dtype=ct.float32))
+            scores = ct.where(slot + i * PAGE < pos, scores, NEVER)
+            higher = ct.maximum(m, ct.max(scores, axis=0, keepdims=True))
+            old = ct.exp2(m - higher)
+            p = ct.exp2(scores - higher)
+            acc = acc * old + ct.mma(values, p.astype(q.dtype), ct.zeros((D, COLUMNS), dtype=ct.float32))
+            l = l * old + ct.sum(p, axis=0, keepdims=True)
+            m = higher
+        _store_split(out, stats, h, s, acc, m, l, D)
+    else:
+        _new_token(q, k, v, k_gain, k_pool, v_pool, table, out, stats, h, pos, g0, g1, c, sn, HKV, S, D, EPS, NORM, PDL)
+
+
+@ct.kernel
+def attention_merge_kernel(out, stats, x, G: Int, S: Int, D: Int, PDL: Bool):
+    """x[h] = Σ_s w_s out_s / Σ_s w_s l_s with w_s = 2^(m_s - max m), over S splits and the new token's.
+
+    out [HKV, S+1, G, D], stats [HKV, S+1, 2, 8] float32 (m, l), x [1, HKV G D] half. Grid (HKV, G): one query head.
+    float32, one rounding at the store. S is a power of two; nothing is checked.
+    """
+    h, g = ct.bid(0), ct.bid(1)
+    if PDL:
+        ct.grid_dependency_control_launch_dependents()
+        ct.grid_dependency_control_wait()
+    parts = ct.load(out, index=(h, 0, g, 0), shape=(1, S, 1, D), allow_tma=False, check_bounds=False)
+    new = ct.load(out, index=(h, S, g, 0), shape=(1, 1, 1, D), allow_tma=False, check_bounds=False)
+    m = ct.load(stats, index=(h, 0, 0, g), shape=(1, S, 1, 1), allow_tma=False, check_bounds=False).reshape((S, 1))
+    l = ct.load(stats, index=(h, 0, 1, g), shape=(1, S, 1, 1), allow_tma=False, check_bounds=False).reshape((S, 1))
+    m1 = ct.load(stats, index=(h, S, 0, g), shape=(1, 1, 1, 1), allow_tma=False, check_bounds=False).reshape((1, 1))
+    top = ct.maximum(ct.max(m, axis=0, keepdims=True), m1)
+    w, w1 = ct.exp2(m - top), ct.exp2(m1 - top)
+    total = ct.sum(parts.reshape((S, D)) * w, axis=0, keepdims=True) + new.reshape((1, D)) * w1
+    total = total / (ct.sum(l * w, axis=0, keepdims=True) + w1)
+    ct.store(x, index=(0, h * G + g), tile=total.astype(x.dtype), allow_tma=False, check_bounds=False)
+
+
+def attention_decode(
+    launcher: Launcher, qkv: Any, q_gain: Any, k_gain: Any, cos: Any, sin: Any, k_pool: Any, v_pool: Any,
+    block_table: Any, length: Any, workspace: Any, out: Any, *, kv_heads: int, head_dim: int, context: int,
+    eps: float = 1e-6, config: AttentionConfig | None = None,
+) -> None:  # fmt: skip
+    """out [1, heads · head_dim] = attention of the token in qkv [1, (heads + 2 kv_heads) · head_dim].
+
+    Writes the token's key and value into the pools at position length - 1.
+
+    Args:
+        q_gain, k_gain: weights [1, head_dim] of the head norms, or None for both.
+        block_table: int32, page of each 64 positions; at least `splits` entries for the page form.
+        length: int32 [1] in device memory, cached positions with this token. At least 1, at most `context`.
+        workspace: float32, at least `workspace_floats` elements.
+        context: the longest context that this launch (or the graph it is captured in) must serve.
+
+    Under PDL, length, block_table and the pools are read before the wait: nothing earlier in the same graph may write
+    them, except this kernel for its own layer's pools.
+
+    Raises:
+        ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernels read.
+    """
+    op = "attention_decode"
+    tokens, heads = check_heads(op, qkv, kv_heads, head_dim)
+    group, half = heads // kv_heads, str(qkv.dtype)
+    config = config or attention_config(launcher.arch, kv_heads, context)
+    if tokens != 1:
+        raise ValueError(f"{op}: qkv has {tokens} tokens, expected 1")
+    if group > COLUMNS:
+        raise ValueError(f"{op}: {group} query heads a KV head, at most {COLUMNS} fit")
+    if (q_gain is None) != (k_gain is None):
+        raise ValueError(f"{op}: a head norm on queries or keys alone, expected on both or neither")
+    check_rope(op, cos, sin, length, head_dim)
+    check_pools(op, k_pool, v_pool, block_table, kv_heads, head_dim, half)
+    check_array(f"{op}: out", out, (1, heads * head_dim), half, align=16)
+    _check_context(op, config, context, cos, block_table)
+    parts, stats = _workspace(op, workspace, config, heads, kv_heads, head_dim)
+    q = qkv.reshape(-1)[: heads * head_dim].reshape(kv_heads, group, head_dim)
+    k, v = (qkv.reshape(heads + 2 * kv_heads, head_dim)[heads + i * kv_heads :][:kv_heads] for i in (0, 1))
+    gains = [optional_gain(op, g, c, head_dim, half) for g, c in ((q_gain, cos), (k_gain, sin))]
+    args = (q, k, v, *gains, cos, sin, k_pool, v_pool, block_table, length, parts, stats)
+    constants = (kv_heads, config.splits, head_dim, float(eps), q_gain is not None, launcher.pdl)
+    kernel = attention_page_kernel if config.form == "page" else attention_loop_kernel
+    if config.occupancy is not None:
+        kernel = with_hints(kernel, occupancy=config.occupancy)
+    launcher(kernel, (kv_heads, config.splits + 1, 1), (*args, *constants))
+    merge = (parts, stats, out, group, config.splits, head_dim, launcher.pdl)
+    launcher(attention_merge_kernel, (kv_heads, group, 1), merge)
+
+
+def _check_context(op: str, config: AttentionConfig, context: int, cos: Any, block_table: Any) -> None:
+    if config.splits < 1 or config.splits & (config.splits - 1):
+        raise ValueError(f"{op}: {config.splits} splits, expected a power of two")
+    if config.positions is not None and context > config.positions:
+        raise ValueError(f"{op}: {config.splits} splits of one page hold {config.positions} positions, not {context}")
+    pages = int(block_table.shape[0])
+    need = config.splits if config.form == "page" else -(-context // PAGE)
+    if pages < need:
+        raise ValueError(f"{op}: block_table has {pages} entries, expected at least {need}")
+    if int(cos.shape[0]) < context:
+        raise ValueError(f"{op}: cos and sin have {cos.shape[0]} positions, expected at least {context}")
+
+
+def _workspace(op: str, workspace: Any, config: AttentionConfig, heads: int, kv_heads: int, head_dim: int) -> Any:
+    """Partial sums [kv_heads, splits + 1, group, head_dim]; their maxima and weights [kv_heads, splits + 1, 2, 8]."""
+    need = workspace_floats(config, heads, kv_heads, head_dim)
+    check_array(f"{op}: workspace", workspace, (None,), "float32", align=16)
+    if workspace.shape[0] < need:
+        raise ValueError(f"{op}: workspace has {workspace.shape[0]} elements, expected at least {need}")
+    slots = config.splits + 1
+    sums = slots * heads * head_dim
+    parts = workspace[:sums].reshape(kv_heads, slots, heads // kv_heads, head_dim)
+    return parts, workspace[sums:need].reshape(kv_heads, slots, 2, COLUMNS)
+
+
+def compile_cases(arch: str) -> Iterator[Case]:
+    from kernels.catalogue import Case
+
+    for name, m in MODELS.items():
+
+        def run(launcher: Any, m: Any = m) -> None:
+            pages = 64 * m.kv_heads
+            for context in (*CONTEXTS, 4096):
+                config = attention_config(arch, m.kv_heads, context)
+                gain = ArraySpec((1, m.head_dim), "bfloat16") if m.qk_norm else None
+                cos, sin = (ArraySpec((4096, m.head_dim // 2), "float32") for _ in range(2))
+                size = workspace_floats(config, m.heads, m.kv_heads, m.head_dim)
+                attention_decode(
+                    launcher, ArraySpec((1, m.qkv_rows), "bfloat16"), gain, gain, cos, sin,
+                    ArraySpec((pages * PAGE, m.head_dim), "bfloat16"),
+                    ArraySpec((pages * m.head_dim, PAGE), "bfloat16"),
+                    ArraySpec(64, "int32"), ArraySpec(1, "int32"), ArraySpec(size, "float32"),
+                    ArraySpec((1, m.attention_width), "bfloat16"), kv_heads=m.kv_heads, head_dim=m.head_dim,
+                    context=context,
+                )  # fmt: skip
+
+        yield Case(name, run)

@@ -1,0 +1,140 @@
+"""Embedding rows into the float32 residual stream, for decode together with what the first layer's norm needs.
+
+    embedding          ids [T] → stream [T, H]                       (prefill)
+    embedding_decode   ids [T] → stream, stream·gain, Σ stream²      (1 to 8 tokens, as a residual product ends)
+
+Ids are read from device memory: the sampler's output feeds the next step without the host. An id outside the table
+reads row 0 or the last row, never foreign memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import cuda.tile as ct
+
+from kernels.launch import check_array
+from kernels.linear import MAX_TOKENS, check_square_sums, square_slots
+from kernels.shapes import MODELS
+from kernels.specs import ArraySpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kernels.catalogue import Case
+    from kernels.launch import Launcher
+
+Int: TypeAlias = ct.Constant[int]
+Bool: TypeAlias = ct.Constant[bool]
+ZERO = ct.PaddingMode.ZERO
+HALF = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class EmbeddingConfig:
+    """Elements of a row that one block of `embedding` copies; embedding_decode takes whole rows."""
+
+    tile: int = 1024
+
+
+@ct.kernel
+def embedding_kernel(ids, table, stream, V: Int, C: Int, PDL: Bool):
+    """stream[t, j] = table[ids[t], j].
+
+    ids [T] int32, table [V, H] half, stream [T, H] float32. Grid (ceil(H / C), T): C elements of one token.
+    Exact. A tile may hang over H: zeros in, nothing out; ids are clamped to the table.
+    """
+    i, t = ct.bid(0), ct.bid(1)
+    if PDL:
+        ct.grid_dependency_control_launch_dependents()
+        ct.grid_dependency_control_wait()
+    row = ct.minimum(ct.maximum(ct.load(ids, index=(t,), shape=(), check_bounds=False).item(), 0), V - 1)
+    tile = ct.load(table, index=(row, i), shape=(1, C), padding_mode=ZERO, allow_tma=False)
+    ct.store(stream, index=(t, i), tile=tile.astype(ct.float32), allow_tma=False)
+
+
+@ct.kernel
+def embedding_decode_kernel(ids, table, gain, stream, normed, square_sums, V: Int, H: Int, NB: Int, PDL: Bool):
+    """stream[t] = table[ids[t]]; normed[t] = stream[t]·gain; square_sums[t] = [Σ stream[t]², 0, …, 0].
+
+    ids [T] int32, table [V, hidden] half, gain [1, hidden] half or float32, stream [T, hidden] float32, normed
+    [T, hidden] half, square_sums [T, NB] float32. Grid: T blocks of one token. H is hidden, up to a power of two.
+    normed is rounded once. Rows hang over hidden: zeros in, nothing out; ids are clamped to the table.
+    """
+    t = ct.bid(0)
+    if PDL:
+        ct.grid_dependency_control_launch_dependents()
+    g = ct.load(gain, index=(0, 0), shape=(1, H), padding_mode=ZERO, allow_tma=False).astype(ct.float32)
+    if PDL:
+        ct.grid_dependency_control_wait()
+    row = ct.minimum(ct.maximum(ct.load(ids, index=(t,), shape=(), check_bounds=False).item(), 0), V - 1)
+    x = ct.load(table, index=(row, 0), shape=(1, H), padding_mode=ZERO, allow_tma=False).astype(ct.float32)
+    ct.store(stream, index=(t, 0), tile=x, allow_tma=False)
+    ct.store(normed, index=(t, 0), tile=(x * g).astype(normed.dtype), allow_tma=False)
+    slots = ct.arange(NB, dtype=ct.int32).reshape((1, NB))
+    sums = ct.where(slots == 0, ct.sum(x * x, axis=1, keepdims=True), 0.0)
+    ct.store(square_sums, index=(t, 0), tile=sums, allow_tma=False, check_bounds=False)
+
+
+def embedding(launcher: Launcher, ids: Any, table: Any, stream: Any, *, config: EmbeddingConfig | None = None) -> None:
+    """stream [T, H] float32 = table [V, H] rows named by ids [T] int32.
+
+    Raises:
+        ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernel reads.
+    """
+    config = config or EmbeddingConfig()
+    vocab, hidden = _check_table("embedding", ids, table)
+    tokens = ids.shape[0]
+    check_array("embedding: stream", stream, (tokens, hidden), "float32", align=16)
+    grid = (-(-hidden // config.tile), tokens, 1)
+    launcher(embedding_kernel, grid, (ids, table, stream, vocab, config.tile, launcher.pdl))
+
+
+def embedding_decode(
+    launcher: Launcher, ids: Any, table: Any, gain: Any, stream: Any, normed: Any, square_sums: Any
+) -> None:
+    """The start of a decode step: stream [T, H] float32, normed [T, H] = stream·gain, square_sums [T, NB].
+
+    `gain` [1, H] is the weight of the first layer's norm. square_sums is the buffer that the down product writes later
+    in the step: all NB slots are written here.
+
+    Raises:
+        ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernel reads.
+    """
+    op = "embedding_decode"
+    vocab, hidden = _check_table(op, ids, table)
+    tokens, half = ids.shape[0], str(table.dtype)
+    if tokens > MAX_TOKENS:
+        raise ValueError(f"{op}: ids has {tokens} tokens, at most {MAX_TOKENS} fit; longer inputs are for prefill")
+    check_array(f"{op}: gain", gain, (1, hidden), half, "float32", align=16)
+    check_array(f"{op}: stream", stream, (tokens, hidden), "float32", align=16)
+    check_array(f"{op}: normed", normed, (tokens, hidden), half, align=16)
+    slots = check_square_sums(op, square_sums, tokens)
+    width = 1 << (hidden - 1).bit_length()
+    args = (ids, table, gain, stream, normed, square_sums, vocab, width, slots, launcher.pdl)
+    launcher(embedding_decode_kernel, (tokens, 1, 1), args)
+
+
+def _check_table(op: str, ids: Any, table: Any) -> tuple[int, int]:
+    check_array(f"{op}: ids", ids, (None,), "int32")
+    check_array(f"{op}: table", table, (None, None), *HALF, align=16)
+    if table.shape[1] % 8:
+        raise ValueError(f"{op}: the table has {table.shape[1]} columns, expected a multiple of 8 (16 bytes)")
+    return int(table.shape[0]), int(table.shape[1])
+
+
+def compile_cases(arch: str) -> Iterator[Case]:
+    from kernels.catalogue import Case
+
+    for name, m in MODELS.items():
+
+        def run(launcher: Any, m: Any = m) -> None:
+            table = ArraySpec((m.vocab, m.hidden), "bfloat16")
+            embedding(launcher, ArraySpec(512, "int32"), table, ArraySpec((512, m.hidden), "float32"))
+            row = ArraySpec((1, m.hidden), "bfloat16")
+            sums = ArraySpec((1, square_slots(arch, m.hidden, m.ffn)), "float32")
+            stream = ArraySpec((1, m.hidden), "float32")
+            embedding_decode(launcher, ArraySpec(1, "int32"), table, row, stream, row, sums)
+
+        yield Case(name, run)

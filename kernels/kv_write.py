@@ -1,0 +1,176 @@
+"""Keys and values of a prefill chunk into the paged cache: head norm, rotation, and the transposition of V.
+
+Layout (docs/shapes.md): K pool [pages · kv_heads · 64, head_dim], V pool [pages · kv_heads · head_dim, 64], transposed
+because the decode product wants the keys' axis contiguous. Position p of the sequence is in slot p % 64 of page
+block_table[p // 64].
+
+A block owns one page of one KV head, reads what is there, replaces the slots that the chunk covers and writes the page
+back whole: stores stay coalesced although chunks start anywhere, and no other block touches the page.
+
+Refuses: head_dim other than 64 and 128, pages other than 64 slots.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import cuda.tile as ct
+
+from kernels.launch import check_array
+from kernels.rope_tiles import gain_halves, rotated
+from kernels.shapes import MODELS
+from kernels.specs import ArraySpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kernels.catalogue import Case
+    from kernels.launch import Launcher
+
+Int: TypeAlias = ct.Constant[int]
+Bool: TypeAlias = ct.Constant[bool]
+Float: TypeAlias = ct.Constant[float]
+PAGE = 64
+HALF_PAGE = 32
+HALF = ("bfloat16", "float16")
+
+
+def _token_of(position, first, tokens):
+    """Which token of the chunk stands at each position (0 where none does), and whether one does."""
+    token = position - first
+    inside = (token >= 0) & (token < tokens)
+    return ct.where(inside, token, 0), inside
+
+
+@ct.kernel
+def kv_write_kernel(
+    qkv, gain, cos, sin, start, table, k_pool, v_pool, HQ: Int, HKV: Int, D: Int, EPS: Float, NORM: Bool, PDL: Bool
+):
+    """k_pool[slot(p)] = RoPE(norm(k_t) · gain, p), v_pool[:, slot(p)] = v_t for p = start + t.
+
+    qkv [T, (HQ + 2 HKV) D] half, gain [1, D], cos and sin [positions, D/2] float32, start [1] and table [pages] int32,
+    k_pool [pages HKV 64, D], v_pool [pages HKV D, 64] half. Grid (pages the chunk can touch, HKV, 4): one page of one
+    head; of it half of the keys (parts 0, 1) or of the values (2, 3), which halves the shared memory.
+    float32 inside, one rounding at the store. Tokens outside the chunk are masked; pages past the table are left alone.
+    """
+    j, h, part = ct.bid(0), ct.bid(1), ct.bid(2)
+    if PDL:
+        ct.grid_dependency_control_launch_dependents()
+    g0, g1 = gain_halves(gain, D, NORM)
+    first = ct.load(start, index=(0,), shape=(), check_bounds=False).item()
+    if PDL:
+        ct.grid_dependency_control_wait()
+    page = first // PAGE + j
+    tokens = qkv.shape[0]
+    if page * PAGE < first + tokens and page < table.shape[0]:
+        row = ct.load(table, index=(page,), shape=(), check_bounds=False).item() * HKV + h
+        half = ct.arange(D // 2, dtype=ct.int32).reshape((1, D // 2))
+        if part < 2:
+            position = page * PAGE + part * HALF_PAGE + ct.arange(HALF_PAGE, dtype=ct.int32).reshape((HALF_PAGE, 1))
+            token, inside = _token_of(position, first, tokens)
+            position = ct.minimum(position, cos.shape[0] - 1)
+            c = ct.gather(cos, (position, half), check_bounds=False)
+            s = ct.gather(sin, (position, half), check_bounds=False)
+            k0 = ct.gather(qkv, (token, (HQ + h) * D + half), check_bounds=False)
+            k1 = ct.gather(qkv, (token, (HQ + h) * D + D // 2 + half), check_bounds=False)
+            a, b = rotated(k0, k1, g0, g1, c, s, D, EPS, NORM)
+            at = row * 2 + part
+            old0 = ct.load(k_pool, index=(at, 0), shape=(HALF_PAGE, D // 2), allow_tma=False, check_bounds=False)
+            old1 = ct.load(k_pool, index=(at, 1), shape=(HALF_PAGE, D // 2), allow_tma=False, check_bounds=False)
+            a, b = ct.where(inside, a.astype(k_pool.dtype), old0), ct.where(inside, b.astype(k_pool.dtype), old1)
+            ct.store(k_pool, index=(at, 0), tile=a, allow_tma=False, check_bounds=False)
+            ct.store(k_pool, index=(at, 1), tile=b, allow_tma=False, check_bounds=False)
+        else:
+            position = page * PAGE + ct.arange(PAGE, dtype=ct.int32).reshape((PAGE, 1))
+            token, inside = _token_of(position, first, tokens)
+            column = (HQ + HKV + h) * D + (part - 2) * (D // 2) + half
+            v = ct.gather(qkv, (token, column), check_bounds=False)
+            at = row * 2 + part - 2
+            old = ct.load(v_pool, index=(at, 0), shape=(D // 2, PAGE), allow_tma=False, check_bounds=False)
+            v = ct.where(ct.transpose(inside), ct.transpose(v), old)
+            ct.store(v_pool, index=(at, 0), tile=v, allow_tma=False, check_bounds=False)
+
+
+def kv_write(
+    launcher: Launcher, qkv: Any, gain: Any, cos: Any, sin: Any, start: Any, block_table: Any, k_pool: Any, v_pool: Any,
+    *, kv_heads: int, head_dim: int, eps: float = 1e-6,
+) -> None:  # fmt: skip
+    """Cache the keys and values of qkv [T, (heads + 2 kv_heads) · head_dim] at positions start … start + T - 1.
+
+    gain [1, head_dim] or None; start: int32 [1] in device memory. Positions past the block table's end are dropped.
+
+    Raises:
+        ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernel reads.
+    """
+    op = "kv_write"
+    tokens, heads = check_heads(op, qkv, kv_heads, head_dim)
+    check_rope(op, cos, sin, start, head_dim)
+    check_pools(op, k_pool, v_pool, block_table, kv_heads, head_dim, str(qkv.dtype))
+    gain_array = optional_gain(op, gain, cos, head_dim, str(qkv.dtype))
+    args = (qkv, gain_array, cos, sin, start, block_table, k_pool, v_pool, heads, kv_heads, head_dim, float(eps))
+    grid = (-(-(tokens + PAGE - 1) // PAGE), kv_heads, 4)
+    launcher(kv_write_kernel, grid, (*args, gain is not None, launcher.pdl))
+
+
+# -- checks shared with rope.py and attention_decode.py
+
+
+def check_heads(op: str, qkv: Any, kv_heads: int, head_dim: int) -> tuple[int, int]:
+    """Tokens and query heads of a joined QKV row."""
+    if head_dim not in (64, 128):
+        raise ValueError(f"{op}: head_dim is {head_dim}, expected 64 or 128")
+    check_array(f"{op}: qkv", qkv, (None, None), *HALF, align=16)
+    tokens, width = qkv.shape
+    heads, rest = width // head_dim - 2 * kv_heads, width % head_dim
+    if rest or kv_heads < 1 or heads < 1 or heads % kv_heads:
+        raise ValueError(
+            f"{op}: qkv has {width} columns, expected (heads + 2 · {kv_heads}) · {head_dim} with heads a multiple of "
+            f"{kv_heads}"
+        )
+    return int(tokens), heads
+
+
+def check_rope(op: str, cos: Any, sin: Any, start: Any, head_dim: int) -> None:
+    check_array(f"{op}: cos", cos, (None, head_dim // 2), "float32", align=16)
+    check_array(f"{op}: sin", sin, tuple(cos.shape), "float32", align=16)
+    check_array(f"{op}: start", start, (1,), "int32")
+
+
+def check_pools(op: str, k_pool: Any, v_pool: Any, block_table: Any, kv_heads: int, head_dim: int, half: str) -> None:
+    """Pools of whole pages, with fewer than 2³¹ rows (elements may be more: addresses are 64-bit)."""
+    check_array(f"{op}: k_pool", k_pool, (None, head_dim), half, align=16)
+    rows = int(k_pool.shape[0])
+    if rows % (kv_heads * PAGE):
+        raise ValueError(f"{op}: k_pool has {rows} rows, expected a multiple of {kv_heads} KV heads · {PAGE} slots")
+    values = rows // PAGE * head_dim
+    check_array(f"{op}: v_pool", v_pool, (values, PAGE), half, align=16)
+    if max(rows, values) >= 1 << 31:
+        raise ValueError(f"{op}: a pool has {max(rows, values)} rows, at most {(1 << 31) - 1} can be numbered")
+    check_array(f"{op}: block_table", block_table, (None,), "int32")
+
+
+def optional_gain(op: str, gain: Any, stand_in: Any, head_dim: int, half: str) -> Any:
+    """The head norm's weight, or an array that the kernel never reads."""
+    if gain is None:
+        return stand_in
+    check_array(f"{op}: gain", gain, (1, head_dim), half, "float32", align=16)
+    return gain
+
+
+def compile_cases(arch: str) -> Iterator[Case]:
+    from kernels.catalogue import Case
+
+    del arch
+    for name, m in MODELS.items():
+
+        def run(launcher: Any, m: Any = m) -> None:
+            gain = ArraySpec((1, m.head_dim), "bfloat16") if m.qk_norm else None
+            cos, sin = (ArraySpec((4096, m.head_dim // 2), "float32") for _ in range(2))
+            pages = 64 * m.kv_heads
+            kv_write(
+                launcher, ArraySpec((512, m.qkv_rows), "bfloat16"), gain, cos, sin, ArraySpec(1, "int32"),
+                ArraySpec(64, "int32"), ArraySpec((pages * PAGE, m.head_dim), "bfloat16"),
+                ArraySpec((pages * m.head_dim, PAGE), "bfloat16"), kv_heads=m.kv_heads, head_dim=m.head_dim,
+            )  # fmt: skip
+
+        yield Case(name, run)

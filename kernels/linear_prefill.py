@@ -1,0 +1,329 @@
+"""Products of many token rows with a weight matrix, y = x W^T, on the tensor cores, with what follows folded in.
+
+Four forms of one product: plain (QKV, LM head), added to the float32 residual stream (O, down), SwiGLU over gate and
+up rows (their products never reach memory), xIELU. A block owns one (TILE_M rows, TILE_N weight rows) tile of the
+result and walks K; x and W arrive through TMA rings that the compiler builds. Blocks are numbered so that GROUP row
+tiles share their weight tiles in the L2.
+
+It is not for decoding: for 1 to 8 rows kernels/linear.py is several times faster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import cuda.tile as ct
+
+from kernels.activation import silu_times, xielu_of
+from kernels.configs import config as table_config
+from kernels.launch import check_array, with_hints
+from kernels.shapes import MODELS, ModelShape
+from kernels.specs import ArraySpec, Case
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kernels.launch import Launcher
+
+CI: TypeAlias = ct.Constant[int]
+ZERO = ct.PaddingMode.ZERO
+HALF = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class LinearPrefillConfig:
+    """Tile sides and hints of one shape family.
+
+    tile_m: token rows a block; tile_n: weight rows a block; tile_k: step along K; group: row tiles that share weight
+    tiles; warps: num_worker_warps (4 or 8); ctas: blocks per cluster; occupancy: blocks a multiprocessor; latency: 1 to
+    10, the depth of the TMA rings. 0 = the compiler's choice. split_gate: SwiGLU with two accumulators (sm_100, whose
+    compiler cannot take interleaved columns apart).
+    """
+
+    tile_m: int = 128
+    tile_n: int = 128
+    tile_k: int = 64
+    group: int = 8
+    warps: int = 0
+    ctas: int = 0
+    occupancy: int = 0
+    latency: int = 0
+    split_gate: bool = False
+
+    @property
+    def hints(self) -> dict[str, int]:
+        """What `replace_hints` takes; absent where the compiler chooses."""
+        hints = {"num_worker_warps": self.warps, "num_ctas": self.ctas, "occupancy": self.occupancy}
+        return {name: value for name, value in hints.items() if value}
+
+
+def result_tile(rows, columns, GROUP: CI):
+    """(m, n) of this block: column tiles outermost in groups of GROUP row tiles, rows fastest."""
+    block = ct.bid(0)
+    group = block // (GROUP * columns)
+    within = block - group * GROUP * columns
+    first = group * GROUP
+    height = ct.minimum(rows - first, GROUP)
+    return first + within % height, within // height
+
+
+def load_x(x, m, k, TILE_M: CI, TILE_K: CI, LATENCY: CI):
+    """Tile [TILE_M, TILE_K] of x."""
+    latency = ct.static_eval(LATENCY or None)
+    return ct.load(x, index=(m, k), shape=(TILE_M, TILE_K), padding_mode=ZERO, latency=latency)
+
+
+def load_w(w, k, n, TILE_K: CI, TILE_N: CI, LATENCY: CI):
+    """Tile [TILE_K, TILE_N] of the weight's transpose."""
+    latency = ct.static_eval(LATENCY or None)
+    return ct.load(w, index=(k, n), shape=(TILE_K, TILE_N), order=(1, 0), padding_mode=ZERO, latency=latency)
+
+
+def own_product(x, w, bias, TILE_M: CI, TILE_N: CI, TILE_K: CI, GROUP: CI, LATENCY: CI, BIAS: CI):
+    """(product + bias, m, n) for this block."""
+    rows = ct.num_tiles(x, axis=0, shape=(TILE_M, TILE_K))
+    m, n = result_tile(rows, ct.num_tiles(w, axis=0, shape=(TILE_N, TILE_K)), GROUP)
+    acc = ct.zeros((TILE_M, TILE_N), dtype=ct.float32)
+    for k in range(ct.num_tiles(x, axis=1, shape=(TILE_M, TILE_K))):
+        acc = ct.mma(load_x(x, m, k, TILE_M, TILE_K, LATENCY), load_w(w, k, n, TILE_K, TILE_N, LATENCY), acc)
+    if BIAS:
+        b = ct.load(bias, index=(n,), shape=(TILE_N,), padding_mode=ZERO, allow_tma=False)
+        acc = acc + b.astype(ct.float32).reshape((1, TILE_N))
+    return acc, m, n
+
+
+@ct.kernel
+def linear_prefill_kernel(x, w, bias, y, TILE_M: CI, TILE_N: CI, TILE_K: CI, GROUP: CI, LATENCY: CI, BIAS: CI, PDL: CI):
+    """y = x W^T + bias.
+
+    x [T, K], w [N, K], bias [N], y [T, N], all BF16 or all FP16.
+    Grid (row tiles * column tiles,): one block owns a (TILE_M, TILE_N) tile of y.
+    float32 sums along K, one rounding at the store.
+    Any T, N, K: loads past an edge read 0, stores past it are dropped.
+    """
+    if PDL:
+        ct.grid_dependency_control_launch_dependents()
+        ct.grid_dependency_control_wait()
+    acc, m, n = own_product(x, w, bias, TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
+    ct.store(y, index=(m, n), tile=acc.astype(y.dtype))
+
+
+@ct.kernel
+def linear_prefill_residual_kernel(
+    x, w, bias, residual, TILE_M: CI, TILE_N: CI, TILE_K: CI, GROUP: CI, LATENCY: CI, BIAS: CI, PDL: CI
+):
+    """residual += x W^T + bias.
+
+    x [T, K], w [N, K], bias [N], BF16 or FP16; residual [T, N] float32, read and written in place.
+    Grid (row tiles * column tiles,): one block owns a (TILE_M, TILE_N) tile of residual, so each element gets one add.
+    float32 sums, no rounding to half precision. The add happens in the L2 (TMA reduction on sm_90 and newer): reading
+    the tile, adding and storing it cost 100 us of 284 at 4096 x 4096 x 4096 on an H200.
+    Any T, N, K: loads past an edge read 0, stores past it are dropped.
+    """
+    if PDL:
+        ct.grid_dependency_control_launch_dependents()
+        ct.grid_dependency_control_wait()
+    acc, m, n = own_product(x, w, bias, TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
+    residual.tiled_view((TILE_M, TILE_N)).atomic_store_add((m, n), acc)
+
+
+@ct.kernel
+def linear_prefill_swiglu_kernel(
+    x, w, bias, y, TILE_M: CI, TILE_N: CI, TILE_K: CI, GROUP: CI, LATENCY: CI, BIAS: CI, PDL: CI
+):
+    """y = silu(x G^T + bias_g) * (x U^T + bias_u); gate and up rows interleaved, w[2j] = G[j], w[2j + 1] = U[j].
+
+    x [T, K], w [2F, K], bias [2F], y [T, F], all BF16 or all FP16.
+    Grid (row tiles * column tiles,): one block owns (TILE_M, TILE_N) products, so (TILE_M, TILE_N / 2) of y.
+    float32 until the store. A thread's two neighbouring columns are its gate and up: no exchange between threads.
+    Any T, F, K: loads past an edge read 0, stores past it are dropped.
+    """
+    if PDL:
+        ct.grid_dependency_control_launch_dependents()
+        ct.grid_dependency_control_wait()
+    acc, m, n = own_product(x, w, bias, TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
+    pairs = acc.reshape((TILE_M, TILE_N // 2, 2))
+    gate = ct.extract(pairs, (0, 0, 0), (TILE_M, TILE_N // 2, 1)).reshape((TILE_M, TILE_N // 2))
+    up = ct.extract(pairs, (0, 0, 1), (TILE_M, TILE_N // 2, 1)).reshape((TILE_M, TILE_N // 2))
+    ct.store(y, index=(m, n), tile=silu_times(gate, up).astype(y.dtype))
+
+
+@ct.kernel
+def linear_prefill_split_swiglu_kernel(
+    x, w, bias, y, TILE_M: CI, TILE_N: CI, TILE_K: CI, GROUP: CI, LATENCY: CI, BIAS: CI, PDL: CI
+):
+    """The same SwiGLU with two accumulators; w [F, 2K] and bias [F, 2] are views: row j = gate row j, then up row j.
+
+    x [T, K], y [T, F], all BF16 or all FP16.
+    Grid (row tiles * column tiles,): one block owns a (TILE_M, TILE_N) tile of y.
+    float32 until the store. Exists because tileiras 13.4 for sm_100 aborts on the other form's extract.
+    K divisible by TILE_K (the wrapper checks); loads past the other edges read 0, stores past them are dropped.
+    """
+    if PDL:
+        ct.grid_dependency_control_launch_dependents()
+        ct.grid_dependency_control_wait()
+    steps = ct.num_tiles(x, axis=1, shape=(TILE_M, TILE_K))
+    rows = ct.num_tiles(x, axis=0, shape=(TILE_M, TILE_K))
+    m, n = result_tile(rows, ct.num_tiles(w, axis=0, shape=(TILE_N, TILE_K)), GROUP)
+    gate = ct.zeros((TILE_M, TILE_N), dtype=ct.float32)
+    up = ct.zeros((TILE_M, TILE_N), dtype=ct.float32)
+    for k in range(steps):
+        xt = load_x(x, m, k, TILE_M, TILE_K, LATENCY)
+        gate = ct.mma(xt, load_w(w, k, n, TILE_K, TILE_N, LATENCY), gate)
+        up = ct.mma(xt, load_w(w, steps + k, n, TILE_K, TILE_N, LATENCY), up)
+    if BIAS:
+        gate_b = ct.load(bias, index=(n, 0), shape=(TILE_N, 1), padding_mode=ZERO, allow_tma=False)
+        up_b = ct.load(bias, index=(n, 1), shape=(TILE_N, 1), padding_mode=ZERO, allow_tma=False)
+        gate = gate + gate_b.astype(ct.float32).reshape((1, TILE_N))
+        up = up + up_b.astype(ct.float32).reshape((1, TILE_N))
+    ct.store(y, index=(m, n), tile=silu_times(gate, up).astype(y.dtype))
+
+
+@ct.kernel
+def linear_prefill_xielu_kernel(
+    x, w, bias, alphas, y, TILE_M: CI, TILE_N: CI, TILE_K: CI, GROUP: CI, LATENCY: CI, BIAS: CI, PDL: CI
+):
+    """y = xIELU(x W^T + bias), by kernels/activation.py.
+
+    x [T, K], w [N, K], bias [N], y [T, N], all BF16 or all FP16; alphas [2] float32.
+    Grid (row tiles * column tiles,): one block owns a (TILE_M, TILE_N) tile of y.
+    float32 until the store.
+    Any T, N, K: loads past an edge read 0, stores past it are dropped.
+    """
+    if PDL:
+        ct.grid_dependency_control_launch_dependents()
+        ct.grid_dependency_control_wait()
+    acc, m, n = own_product(x, w, bias, TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
+    positive = ct.load(alphas, index=(0,), shape=(), allow_tma=False)
+    negative = ct.load(alphas, index=(1,), shape=(), allow_tma=False)
+    ct.store(y, index=(m, n), tile=xielu_of(acc, positive, negative).astype(y.dtype))
+
+
+def linear_prefill(
+    launcher: Launcher, x: Any, w: Any, y: Any, *, config: LinearPrefillConfig, bias: Any = None
+) -> None:
+    """y [T, N] = x [T, K] @ w [N, K]^T (+ bias [N]); one half-precision dtype for all.
+
+    Raises:
+        ValueError, TypeError: shape, dtype or layout.
+    """
+    rows, columns = _check("linear_prefill", x, w, bias)
+    check_array("linear_prefill: y", y, (rows, columns), str(x.dtype))
+    _launch(launcher, linear_prefill_kernel, (x, w), bias, (y,), config)
+
+
+def linear_prefill_residual(
+    launcher: Launcher, x: Any, w: Any, residual: Any, *, config: LinearPrefillConfig, bias: Any = None
+) -> None:
+    """residual [T, N] float32 += x [T, K] @ w [N, K]^T (+ bias [N]).
+
+    Raises:
+        ValueError, TypeError: shape, dtype or layout.
+    """
+    rows, columns = _check("linear_prefill_residual", x, w, bias)
+    check_array("linear_prefill_residual: residual", residual, (rows, columns), "float32")
+    _launch(launcher, linear_prefill_residual_kernel, (x, w), bias, (residual,), config)
+
+
+def linear_prefill_swiglu(
+    launcher: Launcher, x: Any, w: Any, y: Any, *, config: LinearPrefillConfig, bias: Any = None
+) -> None:
+    """y [T, F] = silu(gate) * up, gate and up rows of w [2F, K] (and bias [2F]) interleaved.
+
+    Raises:
+        ValueError, TypeError: shape, dtype or layout; K not divisible by tile_k where the config splits the gate.
+    """
+    rows, columns = _check("linear_prefill_swiglu", x, w, bias)
+    if columns % 2:
+        raise ValueError(f"linear_prefill_swiglu: w has {columns} rows, expected gate and up rows in pairs")
+    check_array("linear_prefill_swiglu: y", y, (rows, columns // 2), str(x.dtype))
+    if not config.split_gate:
+        _launch(launcher, linear_prefill_swiglu_kernel, (x, w), bias, (y,), config)
+        return
+    k = int(x.shape[1])
+    if k % config.tile_k:
+        raise ValueError(f"linear_prefill_swiglu: K is {k}, expected a multiple of tile_k {config.tile_k}")
+    pairs = w.reshape(columns // 2, 2 * k)
+    pair_bias = None if bias is None else bias.reshape(columns // 2, 2)
+    _launch(launcher, linear_prefill_split_swiglu_kernel, (x, pairs), pair_bias, (y,), config)
+
+
+def linear_prefill_xielu(
+    launcher: Launcher,
+    x: Any,
+    w: Any,
+    alphas: Any,
+    y: Any,
+    *,
+    config: LinearPrefillConfig,
+    bias: Any = None,
+) -> None:
+    """y [T, N] = xIELU(x @ w^T + bias).
+
+    alphas [2] float32: soft-plus of the model's alpha_p, and 0.5 + soft-plus of its alpha_n.
+
+    Raises:
+        ValueError, TypeError: shape, dtype or layout.
+    """
+    rows, columns = _check("linear_prefill_xielu", x, w, bias)
+    check_array("linear_prefill_xielu: alphas", alphas, (2,), "float32")
+    check_array("linear_prefill_xielu: y", y, (rows, columns), str(x.dtype))
+    _launch(launcher, linear_prefill_xielu_kernel, (x, w), bias, (alphas, y), config)
+
+
+def _check(op: str, x: Any, w: Any, bias: Any) -> tuple[int, int]:
+    """(T, N) of a product whose inputs fit together."""
+    check_array(f"{op}: x", x, (None, None), *HALF)
+    k = int(x.shape[1])
+    if len(w.shape) == 2 and int(w.shape[1]) != k:
+        raise ValueError(f"{op}: x has {k} columns, the weight expects {int(w.shape[1])}")
+    check_array(f"{op}: w", w, (None, k), str(x.dtype))
+    if k % 8:
+        raise ValueError(f"{op}: x has {k} columns, expected a multiple of 8 (rows of 16 bytes)")
+    if bias is not None:
+        check_array(f"{op}: bias", bias, (int(w.shape[0]),), str(x.dtype))
+    return int(x.shape[0]), int(w.shape[0])
+
+
+def _launch(
+    launcher: Launcher,
+    kernel: Any,
+    inputs: tuple[Any, Any],
+    bias: Any,
+    outputs: tuple[Any, ...],
+    c: LinearPrefillConfig,
+) -> None:
+    """One launch; without a bias the weight stands in for it, unread."""
+    x, w = inputs
+    grid = -(-int(x.shape[0]) // c.tile_m) * -(-int(w.shape[0]) // c.tile_n)
+    constants = (c.tile_m, c.tile_n, c.tile_k, c.group, c.latency, int(bias is not None), int(launcher.pdl))
+    args = (x, w, w if bias is None else bias, *outputs, *constants)
+    launcher(with_hints(kernel, **c.hints), (grid, 1, 1), args)
+
+
+def compile_cases(arch: str) -> Iterator[Case]:
+    """Every product of every model for a short prompt, two chunk lengths and a long one."""
+    for name, model in MODELS.items():
+        for tokens in (16, 64, 512, 4096):
+            yield Case(name, lambda launcher, m=model, t=tokens: _record(launcher, arch, m, t))  # type: ignore[misc]
+
+
+def _record(launcher: Any, arch: str, model: ModelShape, tokens: int) -> None:
+    """A layer's four products over arrays without memory."""
+    for product, (n, k) in model.products.items():
+        op = {"qkv": "", "o": "_residual", "up": f"_{model.activation}", "down": "_residual"}.get(product)
+        if op is None:
+            continue
+        family = f"linear_prefill{op}"
+        config = LinearPrefillConfig(**table_config(family, arch, tokens=tokens, n=n, k=k))
+        x, w = ArraySpec((tokens, k), "bfloat16"), ArraySpec((n, k), "bfloat16")
+        if op == "":
+            linear_prefill(launcher, x, w, ArraySpec((tokens, n), "bfloat16"), config=config)
+        elif op == "_residual":
+            linear_prefill_residual(launcher, x, w, ArraySpec((tokens, n), "float32"), config=config)
+        elif op == "_swiglu":
+            linear_prefill_swiglu(launcher, x, w, ArraySpec((tokens, n // 2), "bfloat16"), config=config)
+        else:
+            alphas, y = ArraySpec(2, "float32"), ArraySpec((tokens, n), "bfloat16")
+            linear_prefill_xielu(launcher, x, w, alphas, y, config=config)

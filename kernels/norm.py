@@ -1,0 +1,81 @@
+"""RMSNorm of the float32 residual stream, for prefill. In decode it is folded into the products (kernels/linear.py).
+
+    y[t] = x[t] / sqrt(mean(x[t]²) + ε) · gain        (Zhang and Sennrich, 2019)
+
+Refuses: rows that a 16-byte load does not divide.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import cuda.tile as ct
+
+from kernels.launch import check_array
+from kernels.shapes import MODELS
+from kernels.specs import ArraySpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kernels.catalogue import Case
+    from kernels.launch import Launcher
+
+Int: TypeAlias = ct.Constant[int]
+Bool: TypeAlias = ct.Constant[bool]
+Float: TypeAlias = ct.Constant[float]
+ZERO = ct.PaddingMode.ZERO
+HALF = ("bfloat16", "float16")
+
+
+@ct.kernel
+def rms_norm_kernel(x, gain, y, K: Int, EPS: Float, C: Int, NC: Int, PDL: Bool):
+    """y[t] = x[t] / sqrt(Σ x[t]² / K + ε) · gain.
+
+    x [T, K] float32, gain [1, K] half or float32, y [T, K] half. Grid: T blocks of one token, in NC tiles of C.
+    float32 throughout, one rounding at the store. The last tile may hang over K: zeros in, nothing out.
+    """
+    t = ct.bid(0)
+    if PDL:
+        ct.grid_dependency_control_launch_dependents()
+        ct.grid_dependency_control_wait()
+    tiles = tuple(
+        ct.load(x, index=(t, k), shape=(1, C), padding_mode=ZERO, allow_tma=False) for k in ct.static_iter(range(NC))
+    )
+    squares = ct.zeros((1, C), dtype=ct.float32)
+    for k in ct.static_iter(range(NC)):
+        squares = squares + tiles[k] * tiles[k]
+    scale = ct.rsqrt(ct.sum(squares, axis=1, keepdims=True) * (1.0 / K) + EPS)
+    for k in ct.static_iter(range(NC)):
+        g = ct.load(gain, index=(0, k), shape=(1, C), padding_mode=ZERO, allow_tma=False).astype(ct.float32)
+        ct.store(y, index=(t, k), tile=(tiles[k] * scale * g).astype(y.dtype), allow_tma=False)
+
+
+def rms_norm(launcher: Launcher, x: Any, gain: Any, y: Any, *, eps: float) -> None:
+    """y [T, K] half = RMSNorm(x [T, K] float32) with weight gain [1, K].
+
+    Raises:
+        ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernel reads.
+    """
+    check_array("rms_norm: x", x, (None, None), "float32", align=16)
+    tokens, width = x.shape
+    check_array("rms_norm: y", y, (tokens, width), *HALF, align=16)
+    check_array("rms_norm: gain", gain, (1, width), str(y.dtype), "float32", align=16)
+    if width % 8:
+        raise ValueError(f"rms_norm: rows of {width} elements, expected a multiple of 8 (16 bytes)")
+    tile = min(1024, 1 << (width - 1).bit_length())
+    args = (x, gain, y, width, float(eps), tile, -(-width // tile), launcher.pdl)
+    launcher(rms_norm_kernel, (tokens, 1, 1), args)
+
+
+def compile_cases(arch: str) -> Iterator[Case]:
+    from kernels.catalogue import Case
+
+    del arch
+    for name, m in MODELS.items():
+
+        def run(launcher: Any, m: Any = m) -> None:
+            y, gain = ArraySpec((512, m.hidden), "bfloat16"), ArraySpec((1, m.hidden), "bfloat16")
+            rms_norm(launcher, ArraySpec((512, m.hidden), "float32"), gain, y, eps=1e-6)
+
+        yield Case(name, run)

@@ -1,0 +1,49 @@
+"""What the decode families take from the tables, and what the rules give where the tables are silent."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernels.attention_decode import attention_config, attention_rule, context_bucket
+from kernels.carveout import step_carveout
+from kernels.linear import linear_config, linear_rule, square_slots
+from kernels.shapes import MODELS
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_product_has_a_configuration(arch: str, name: str) -> None:
+    for product, (n, k) in MODELS[name].products.items():
+        config = linear_config(arch, n, k, "linear_residual" if product in ("o", "down") else "linear_norm")
+        assert config.tile_n & (config.tile_n - 1) == 0
+        assert config.tile_k & (config.tile_k - 1) == 0
+        assert config.tile_n * -(-k // config.tile_k) * config.tile_k <= 32768  # 64 KiB a block, half the registers
+
+
+@pytest.mark.parametrize(("n", "k"), [(7, 72), (576, 576), (151936, 5120), (4096, 30000), (2, 8)])
+def test_rule_for_unknown_shapes(n: int, k: int) -> None:
+    config = linear_rule(n, k)
+    assert config.tile_n >= 1
+    assert config.tile_n * config.tile_k >= 1
+    assert square_slots("sm_90", n, k) * config.tile_n >= n
+
+
+def test_context_buckets() -> None:
+    assert [context_bucket("sm_90", 8, c) for c in (1, 512, 513, 2048, 2049, 32768)] == [
+        512,
+        512,
+        1024,
+        2048,
+        None,
+        None,
+    ]
+    assert attention_config("sm_90", 8, 32768).splits == 32
+    assert attention_rule(3, 1 << 30).splits * 3 <= 256
+    assert attention_rule(32, 512).form == "page"
+    assert attention_rule(32, 1024).form == "loop"
+
+
+def test_carveout_is_measured_or_left_to_the_driver() -> None:
+    assert step_carveout("sm_90", 1024) == 14
+    assert step_carveout("sm_90", 1000) is None
+    assert step_carveout("sm_80", 1024) is None
