@@ -15,6 +15,7 @@ Tile IR is made under cuda-tile's lock, some 20 to 150 ms a kernel; tileiras the
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import tempfile
 import time
@@ -71,6 +72,11 @@ class Compiled:
     uses_mma: bool
     resources: Resources
     cubin_bytes: int
+
+
+def compiler_version() -> str:
+    """cuda-tile's version and its compiler's: code compiled by others may differ."""
+    return f"{importlib.metadata.version('cuda-tile')} {_get_compiler_version_string()}"
 
 
 def cache_dir() -> Path | None:

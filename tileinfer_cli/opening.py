@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tileinfer_cli.commandline import Cli
     from tileinfer_cli.options import ModelFlags, PromptFlags, StopFlags, ThinkingFlags
     from tileinfer_cli.terminal import Streams
+    from tileinfer_core.backends.select import BackendChoice
+    from tileinfer_core.bench import Loaded
     from tileinfer_core.engine import Engine, EngineOptions, Request
     from tileinfer_core.generation_config import GenerationConfig
     from tileinfer_core.messages import Message
@@ -42,12 +44,22 @@ def find_model(cli: Cli, settings: Settings, reference: str | None) -> ModelFold
 
 
 def engine_options(flags: ModelFlags, settings: Settings) -> EngineOptions:
+    from tileinfer_core.compiler_settings import configure_compiler
     from tileinfer_core.engine import EngineOptions
 
+    wanted = ("compiler_timeout", "kernel_cache", "kernel_cache_size")
+    configure_compiler(os.environ, {name: _chosen(name, flags, settings) for name in wanted})
     return EngineOptions(
         backend=flags.backend.value if flags.backend else settings.backend.value,
         context=flags.context if flags.context is not None else settings.context.value,
     )
+
+
+def _chosen(name: str, flags: ModelFlags, settings: Settings) -> Setting[Any]:
+    """The flag, else the setting of the same name."""
+    value = getattr(flags, name)
+    found: Setting[Any] = getattr(settings, name)
+    return found if value is None else Setting(value, "--" + name.replace("_", "-"))
 
 
 def load_engine(cli: Cli, folder: ModelFolder, options: EngineOptions, *, quiet: bool) -> Engine:
@@ -58,7 +70,34 @@ def load_engine(cli: Cli, folder: ModelFolder, options: EngineOptions, *, quiet:
         engine = Engine.load(folder, options, progress)
     for warning in engine.warnings:
         print_warning(cli.streams.err, warning)
+    _say_fallback(cli, options, engine.backend, quiet=quiet)
     return engine
+
+
+def load_for_bench(cli: Cli, flags: ModelFlags, config: Path | None, *, quiet: bool) -> tuple[str, Loaded]:
+    """A name, and the model without its text side; `config` is a shape to fill with noise in place of a model."""
+    from tileinfer_core.bench import load_for_bench as load
+
+    settings = load_settings()
+    options = engine_options(flags, settings)
+    if config is None:
+        folder = find_model(cli, settings, flags.model)
+        name, path = folder.name, folder.path
+    else:
+        name, path = f"random weights, {config}", config
+    noise = config is not None
+    with Progress(cli.streams.err, quiet=quiet) as progress:
+        loaded = load(path, backend=options.backend, context=options.context, noise=noise, on_progress=progress)
+    for warning in loaded.warnings:
+        print_warning(cli.streams.err, warning)
+    _say_fallback(cli, options, loaded.backend, quiet=quiet)
+    return name, loaded
+
+
+def _say_fallback(cli: Cli, options: EngineOptions, backend: BackendChoice, *, quiet: bool) -> None:
+    """Why `auto` took the CPU, where there is a GPU to miss; a machine without one need not be told each time."""
+    if options.backend == "auto" and backend.name == "cpu" and backend.has_gpu and not quiet:
+        print_warning(cli.streams.err, f"on the CPU: {backend.reason}; `tileinfer doctor` has the cure")
 
 
 def refuse_long_prompt(

@@ -80,6 +80,27 @@ class ModelFlags:
     model: ModelOption = None
     backend: BackendOption = None
     context: ContextOption = None
+    compiler_timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--compiler-timeout", metavar="S", help="Seconds for one kernel's compilation.", rich_help_panel=_MODEL
+        ),
+    ] = None
+    kernel_cache: Annotated[
+        str | None,
+        typer.Option(
+            "--kernel-cache",
+            metavar="DIR",
+            help="Where compiled kernels are kept; off keeps none.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None
+    kernel_cache_size: Annotated[
+        int | None,
+        typer.Option(
+            "--kernel-cache-size", metavar="BYTES", help="The most that folder may hold.", rich_help_panel=_MODEL
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)

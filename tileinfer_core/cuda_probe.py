@@ -66,8 +66,9 @@ def distribution(name: str) -> str | None:
         return None
 
 
-def probe_driver() -> Driver:
-    """Ask the driver what there is. Never raises: a broken driver is a result."""
+def probe_driver(*, with_smi: bool = True) -> Driver:
+    """Ask the driver what there is. Never raises: a broken driver is a result. Without nvidia-smi: in 1 ms or so."""
+    smi = smi_version if with_smi else lambda: None
     try:
         cuda = load_libcuda()
     except OSError:
@@ -76,12 +77,12 @@ def probe_driver() -> Driver:
     if code:
         reasons = {100: "the driver sees no GPU", 803: "driver and kernel module differ; restart the machine"}
         reason = reasons.get(code, "see what `nvidia-smi` says")
-        return Driver(fault=f"cuInit failed with {code}: {reason}", version=smi_version())
+        return Driver(fault=f"cuInit failed with {code}: {reason}", version=smi())
     number, count = ctypes.c_int(), ctypes.c_int()
     cuda.cuDriverGetVersion(ctypes.byref(number))
     cuda.cuDeviceGetCount(ctypes.byref(count))
     gpus = tuple(_gpu(cuda, index) for index in range(count.value))
-    return Driver(None, (number.value // 1000, number.value % 1000 // 10), smi_version(), gpus)
+    return Driver(None, (number.value // 1000, number.value % 1000 // 10), smi(), gpus)
 
 
 def load_libcuda() -> Any:
@@ -120,14 +121,19 @@ def smi_version() -> str | None:
     return said.split()[0] if said and said.split() else None
 
 
+def compiler_path(environ: Mapping[str, str]) -> tuple[str | None, bool]:
+    """tileiras where cuda.tile looks: the pip package (True), the PATH, $CUDA_HOME/bin ($CUDA_PATH on Windows)."""
+    if (path := _pip_tileiras()) is not None:
+        return path, True
+    home = environ.get("CUDA_PATH" if sys.platform == "win32" else "CUDA_HOME")
+    folders = [environ.get("PATH", ""), str(Path(home) / "bin") if home else ""]
+    found = (shutil.which("tileiras", path=folder) for folder in folders if folder)
+    return next((path for path in found if path), None), False
+
+
 def find_compiler(environ: Mapping[str, str]) -> Compiler | None:
-    """tileiras where cuda.tile looks: the pip package, the PATH, $CUDA_HOME/bin ($CUDA_PATH on Windows)."""
-    path, from_pip = _pip_tileiras(), True
-    if path is None:
-        from_pip = False
-        home = environ.get("CUDA_PATH" if sys.platform == "win32" else "CUDA_HOME")
-        folders = [environ.get("PATH", ""), str(Path(home) / "bin") if home else ""]
-        path = next((found for folder in folders if folder and (found := shutil.which("tileiras", path=folder))), None)
+    """The compiler and what it says of itself."""
+    path, from_pip = compiler_path(environ)
     if path is None:
         return None
     version = re.search(r"release (\d+\.\d+)", run([path, "--version"]) or "")

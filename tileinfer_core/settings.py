@@ -45,6 +45,9 @@ _TOP_TYPES: Mapping[str, type] = MappingProxyType(
         "system": str,
         "models_dir": str,
         "state_dir": str,
+        "compiler_timeout": float,
+        "kernel_cache": str,
+        "kernel_cache_size": int,
         "sampling": dict,
         "aliases": dict,
     }
@@ -75,6 +78,9 @@ class Settings:
     system: Setting[str | None]
     models_dir: Setting[Path]
     state_dir: Setting[Path]
+    compiler_timeout: Setting[float | None]  # seconds for one kernel
+    kernel_cache: Setting[str | None]  # a folder, or "off"
+    kernel_cache_size: Setting[int | None]  # bytes
     sampling: Mapping[str, Setting[float | int]] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
 
@@ -164,6 +170,9 @@ def _merge(environ: Mapping[str, str], path: Path, table: dict[str, Any]) -> Set
         system=pick("system", None, None),
         models_dir=_folder(pick("models_dir", "TILEINFER_HOME", models_dir), environ),
         state_dir=_folder(pick("state_dir", None, state_dir), environ),
+        compiler_timeout=pick("compiler_timeout", "TILEINFER_COMPILER_TIMEOUT", None),
+        kernel_cache=pick("kernel_cache", "TILEINFER_KERNEL_CACHE", None),
+        kernel_cache_size=pick("kernel_cache_size", "TILEINFER_KERNEL_CACHE_SIZE", None),
         sampling={key: Setting(value, "config file") for key, value in table.get("sampling", {}).items()},
         aliases=dict(table.get("aliases", {})),
     )

@@ -28,7 +28,7 @@ CORE_LIBRARIES = {
     "kernels",
     "tileinfer_core",
 }
-KERNEL_LIBRARIES = {"cuda", "numpy", "ml_dtypes", "kernels"}
+KERNEL_LIBRARIES = {"cuda", "cutile_cache", "numpy", "ml_dtypes", "kernels"}  # cutile_cache comes with cuda-tile
 # The tools that run or compile kernels on the host; a kernel's own file has cuda.tile and the standard library.
 NUMPY_IN_KERNELS = ("interpreter", "compile", "catalogue", "lab")
 

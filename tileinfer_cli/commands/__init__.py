@@ -17,6 +17,7 @@ Examples:
 def register() -> typer.Typer:
     """A new application with every command."""
     from tileinfer_cli.commands import (
+        bench,
         chat,
         doctor,
         eval_text,
@@ -47,6 +48,7 @@ def register() -> typer.Typer:
         (rm, "Models"),
         (verify, "Models"),
         (tokens, "Look inside"),
+        (bench, "Look inside"),
         (eval_text, "Look inside"),
         (doctor, "Look inside"),
     ):

@@ -1,0 +1,328 @@
+"""The whole CUDA engine through the kernel interpreter: every step kind, against the NumPy backend, token for token.
+
+The kernels round activations to half precision where NumPy keeps float32. On these models that moves a logit by at most
+TOLERANCE; where NumPy's two best logits are closer than that, either is right, and both go on with the device's
+choice. `near_ties` are bounded, so that a test can't pass by ties alone.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from tests.checkpoints import write_checkpoint
+from tests.reference import tiny_models
+from tests.reference.tiny_models import VARIANTS
+from tileinfer_core.backends.cuda import load
+from tileinfer_core.backends.cuda.interpreted import InterpretedDevice
+from tileinfer_core.backends.numpy_backend import NumpyRunner
+from tileinfer_core.config import ModelConfig
+from tileinfer_core.errors import ContextLengthError, OutOfMemoryError, TileinferError, UnsupportedModelError
+from tileinfer_core.models.define import define_from_files
+from tileinfer_core.progress import silent
+from tileinfer_core.sampling import Sampler, SamplingParams
+from tileinfer_core.weights import WeightFiles
+
+GREEDY = SamplingParams(temperature=0)
+TOLERANCE = {"BF16": 0.15, "F16": 0.03}
+SMALL = {"num_hidden_layers": 1, "head_dim": 64, "intermediate_size": 96}
+MODELS = {
+    "qwen3": {**VARIANTS["qwen3-tied"], **SMALL},
+    "llama": {
+        **VARIANTS["llama-llama3"],
+        **SMALL,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "vocab_size": 307,
+    },
+    "qwen3-bias": {**VARIANTS["qwen3-untied"], **SMALL, "num_attention_heads": 2, "num_key_value_heads": 2},
+    "llama-128": {**VARIANTS["llama-yarn"], **SMALL, "head_dim": 128, "num_attention_heads": 8, "num_hidden_layers": 1},
+}
+
+
+class Pair:
+    """The same checkpoint on both backends."""
+
+    def __init__(self, folder, name, *, dtype="BF16", context=256, chunk=128, **device):
+        config = MODELS[name]
+        arrays = {t: tiny_models._values(f"{name}/{t}", shape) for t, shape in tiny_models.shapes(config).items()}
+        write_checkpoint(folder, config, arrays, dtype=dtype)
+        files = WeightFiles.open(folder)
+        self.model, _ = define_from_files(ModelConfig.load(folder), files)
+        self.numpy = NumpyRunner.load(self.model, files, silent)
+        self.device = InterpretedDevice(**device)
+        self.cuda = load.load_runner(
+            self.model, files, self.device, context=context, on_progress=silent, prefill_chunk=chunk
+        )
+        self.tolerance = TOLERANCE[dtype]
+
+    def ids(self, count, salt=0):
+        vocab = self.model.config.vocab_size
+        return np.random.default_rng(salt).integers(0, vocab, count).tolist()
+
+    def logits_after(self, ids):
+        cache = self.numpy.new_cache(len(ids))
+        return self.numpy.logits(cache, ids)
+
+
+@pytest.fixture(autouse=True)
+def no_compiler(monkeypatch):
+    """Nothing is compiled for the interpreter; warm-up has its own test."""
+
+    class NoWarmup:
+        def __init__(self, *_args): ...
+        def start(self): ...
+        def finish(self, _on_progress):
+            return 0.0
+
+    monkeypatch.setattr(load, "KernelWarmup", NoWarmup)
+
+
+@pytest.fixture
+def pair(tmp_path):
+    return lambda name="qwen3", **options: Pair(tmp_path, name, **options)
+
+
+def decode(runner, cache, params, prompt, count, valid=None):
+    with closing(runner.decode(cache, params, valid, prompt)) as steps:
+        return list(islice(steps, count))
+
+
+def assert_greedy_follows(p, prompt, sampled):
+    """Each sampled id is NumPy's choice after the ids before it, or within the rounding of it."""
+    ids = [s.id for s in sampled]
+    rows = p.logits_after([*prompt, *ids[:-1]])[len(prompt) - 1 :]
+    near_ties = 0
+    for row, id_ in zip(rows, ids, strict=True):
+        near_ties += id_ != row.argmax()
+        assert row[id_] >= row.max() - p.tolerance
+    assert near_ties <= len(ids) // 8
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("qwen3", "BF16"), ("llama", "F16"), ("qwen3-bias", "F16"), ("llama-128", "BF16")]
+)
+def test_logits_equal_numpys(pair, name, dtype):
+    p = pair(name, dtype=dtype)
+    ids = p.ids(70)
+    cache = p.cuda.new_cache(256)
+    first, rest = p.cuda.logits(cache, ids[:41]), p.cuda.logits(cache, ids[41:])
+    np.testing.assert_allclose(np.concatenate([first, rest]), p.logits_after(ids), rtol=0, atol=p.tolerance)
+
+
+@pytest.mark.parametrize(("name", "dtype", "pdl"), [("qwen3", "BF16", True), ("llama", "F16", False)])
+def test_greedy_tokens_equal_numpys_across_a_page_border(pair, name, dtype, pdl):
+    p = pair(name, dtype=dtype, pdl=pdl)
+    prompt = p.ids(58)
+    cache = p.cuda.new_cache(256)
+    p.cuda.prefill(cache, prompt)
+    sampled = decode(p.cuda, cache, GREEDY, 58, 12)  # position 64 opens the second page
+    assert_greedy_follows(p, prompt, sampled)
+    assert cache.token_ids == [*prompt, *(s.id for s in sampled[:-1])]
+    assert len(cache.block_table) == 2
+
+
+def test_a_prompt_in_chunks_over_several_pages(pair):
+    p = pair(chunk=64)
+    prompt = p.ids(150)
+    cache = p.cuda.new_cache(256)
+    p.cuda.prefill(cache, prompt)
+    assert p.cuda.prefill_chunk == 64
+    assert_greedy_follows(p, prompt, decode(p.cuda, cache, GREEDY, 150, 3))
+
+
+def test_cached_decoding_equals_one_prefill_of_all(pair):
+    p = pair(dtype="F16")
+    prompt = p.ids(61)
+    cache = p.cuda.new_cache(256)
+    p.cuda.prefill(cache, prompt)
+    sampled = decode(p.cuda, cache, GREEDY, 61, 6)
+    whole = [*prompt, *(s.id for s in sampled)]
+    rows = p.cuda.logits(p.cuda.new_cache(256), whole[:-1])[60:]
+    for row, s in zip(rows, sampled, strict=True):
+        logprob = row[s.id] - row.max() - np.log(np.exp(row - row.max()).sum())
+        assert abs(s.logprob - logprob) < p.tolerance
+
+
+def test_a_truncated_prefix_is_reused_and_pages_come_back(pair):
+    p = pair()
+    prompt, other = p.ids(70), p.ids(20, salt=1)
+    cache = p.cuda.new_cache(256)
+    p.cuda.prefill(cache, prompt)
+    decode(p.cuda, cache, GREEDY, 70, 4)
+    cache.truncate(40)
+    assert p.cuda.pool.free_tokens == 256 - 64
+    p.cuda.prefill(cache, other)
+    assert_greedy_follows(p, [*prompt[:40], *other], decode(p.cuda, cache, GREEDY, 60, 6))
+
+
+def test_two_sequences_take_turns(pair):
+    p = pair()
+    prompts = [p.ids(30), p.ids(66, salt=2)]
+    caches = [p.cuda.new_cache(256) for _ in prompts]
+    for turn in range(2):
+        for cache, prompt in zip(caches, prompts, strict=True):
+            cache.truncate(0)
+            p.cuda.prefill(cache, prompt[: 20 + 5 * turn])
+            p.cuda.prefill(cache, prompt[20 + 5 * turn :])
+            assert_greedy_follows(p, prompt, decode(p.cuda, cache, GREEDY, len(prompt), 2))
+    assert not set(caches[0].block_table) & set(caches[1].block_table)
+
+
+SETTINGS = [
+    SamplingParams(temperature=1.0, top_k=0, top_p=1.0, seed=3),
+    SamplingParams(temperature=0.8, top_k=20, top_p=0.95, seed=2**62 + 5),
+    SamplingParams(temperature=1.5, top_k=0, top_p=0.9, min_p=0.02, seed=1),
+    SamplingParams(
+        temperature=1.2, top_k=5, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.7, seed=9
+    ),
+    SamplingParams(temperature=0, repetition_penalty=1.5, frequency_penalty=1.0),
+]
+
+
+@pytest.mark.parametrize("params", SETTINGS, ids=str)
+def test_the_device_draws_what_the_reference_draws_from_its_logits(pair, params):
+    p = pair(dtype="F16")
+    prompt = p.ids(12)
+    valid = np.ones(160, bool)
+    valid[[3, 100, 159]] = False
+    reference = Sampler(params, valid)
+    cache = p.cuda.new_cache(256)
+    p.cuda.prefill(cache, prompt)
+    steps = p.cuda.decode(cache, params, valid, 10)  # the last two of the 12 count as output
+    history = list(prompt)
+    logits = []
+    record_logits(p, logits)
+    for step in range(6):
+        sampled = next(steps)
+        wanted = reference.sample(logits[step], history, len(history) - 10)
+        assert sampled.id == wanted.id
+        assert abs(sampled.logprob - wanted.logprob) < 1e-4
+        history.append(sampled.id)
+    steps.close()
+
+
+def record_logits(p, into):
+    """Keep a copy of the logits of every draw."""
+    launch = p.cuda.graphs.launch
+
+    def kept(key, plan, **options):
+        launch(key, plan, **options)
+        if key == "head" or key[0] == "decode":
+            into.append(p.device.download(p.cuda.buffers["logits"])[0])
+
+    p.cuda.graphs.launch = kept
+
+
+def test_a_seed_gives_the_same_ids_again_and_another_one_others(pair):
+    p = pair()
+    prompt = p.ids(10)
+
+    def run(seed):
+        cache = p.cuda.new_cache(64)
+        p.cuda.prefill(cache, prompt)
+        return [
+            s.id for s in decode(p.cuda, cache, SamplingParams(temperature=2.0, top_k=0, top_p=1, seed=seed), 10, 6)
+        ]
+
+    assert run(5) == run(5) != run(6)
+
+
+def test_steps_are_recorded_once_and_only_one_is_wasted(pair):
+    p = pair()
+    prompt = p.ids(10)
+    for _ in range(3):
+        cache = p.cuda.new_cache(64)
+        p.cuda.prefill(cache, prompt)
+        before = p.device.replays
+        decode(p.cuda, cache, GREEDY, 10, 4)
+        assert p.device.replays - before == 2 + 4  # head, sample, and a step for each id with the one in flight
+    assert p.device.recorded == 4  # prefill (the second time it came), head, sample, decode
+    assert len(p.cuda.graphs) == 4
+
+
+def test_the_last_token_of_the_context_is_given_and_then_refused(pair):
+    p = pair()
+    prompt = p.ids(60)
+    cache = p.cuda.new_cache(62)
+    p.cuda.prefill(cache, prompt)
+    steps = p.cuda.decode(cache, GREEDY, None, 60)
+    sampled = [next(steps) for _ in range(3)]
+    assert_greedy_follows(p, prompt, sampled)
+    with pytest.raises(ContextLengthError, match="62"):
+        next(steps)
+    with pytest.raises(ContextLengthError):
+        p.cuda.new_cache(62).reserve(63)
+
+
+def test_a_full_pool_stops_one_sequence_and_spares_the_others(pair):
+    p = pair(context=128)
+    one, two = p.cuda.new_cache(128), p.cuda.new_cache(128)
+    p.cuda.prefill(one, p.ids(64))
+    p.cuda.prefill(two, p.ids(64))
+    steps = p.cuda.decode(two, GREEDY, None, 64)
+    next(steps)
+    with pytest.raises(OutOfMemoryError, match="has room for 0"):
+        next(steps)
+    del one
+    p.cuda.prefill(two, p.ids(3))
+    assert two.length == 67
+
+
+def test_logits_that_are_no_numbers_are_said(pair):
+    p = pair()
+    p.device._launcher.checks = False  # the sampler's ranks are no ranks then; a GPU doesn't mind
+    p.cuda.plans._weights.norm[...] = np.nan
+    cache = p.cuda.new_cache(64)
+    p.cuda.prefill(cache, p.ids(5))
+    with pytest.raises(TileinferError, match="NaN"):
+        next(p.cuda.decode(cache, GREEDY, None, 5))
+
+
+def test_an_interrupted_prefill_leaves_the_cache_as_it_was(pair, monkeypatch):
+    p = pair(chunk=64)
+    prompt = p.ids(150)
+    cache = p.cuda.new_cache(256)
+    run, calls = p.device.run, []
+
+    def interrupted(step):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        run(step)
+
+    monkeypatch.setattr(p.device, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        p.cuda.prefill(cache, prompt)
+    assert cache.length == 64
+    monkeypatch.setattr(p.device, "run", run)
+    p.cuda.prefill(cache, prompt[64:])
+    assert_greedy_follows(p, prompt, decode(p.cuda, cache, GREEDY, 150, 2))
+
+
+def test_memory_is_planned_before_anything_is_taken(pair, monkeypatch):
+    monkeypatch.setattr(load, "allocate", lambda *_: pytest.fail("too late"))
+    with pytest.raises(OutOfMemoryError, match="context of 256 tokens") as caught:
+        pair(memory_bytes=380 << 20)
+    assert caught.value.exit_code == 8
+
+
+@pytest.mark.parametrize(
+    "fields", [{"head_dim": 32}, {"mlp_bias": True}, {"num_attention_heads": 32, "num_key_value_heads": 2}]
+)
+def test_shapes_the_kernels_do_not_take_are_refused_by_name(tmp_path, monkeypatch, fields):
+    monkeypatch.setitem(MODELS, "odd", {**VARIANTS["llama-tied"], **SMALL, **fields})
+    with pytest.raises(UnsupportedModelError, match="CUDA kernels") as caught:
+        Pair(tmp_path, "odd")
+    assert "--backend cpu" in caught.value.hint
+
+
+def test_closing_gives_everything_back(pair):
+    p = pair()
+    cache = p.cuda.new_cache(64)
+    p.cuda.prefill(cache, p.ids(5))
+    p.cuda.close()
+    assert not hasattr(p.cuda, "pool")

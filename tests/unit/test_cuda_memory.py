@@ -1,0 +1,62 @@
+"""The memory plan: what is counted, the largest context that fits, and what the refusals say."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.reference.tiny_models import VARIANTS
+from tileinfer_core.backends.cuda.memory import kv_bytes_per_token, pages_for, plan_memory, weight_bytes
+from tileinfer_core.config import ModelConfig
+from tileinfer_core.errors import OutOfMemoryError
+from tileinfer_core.models.define import define_model
+
+CONFIG = {**VARIANTS["qwen3-tied"], "max_position_embeddings": 4096}
+MODEL = define_model(ModelConfig.from_dict(CONFIG), tied=True)
+WEIGHTS = weight_bytes(MODEL, 2)
+PER_TOKEN = kv_bytes_per_token(MODEL, 2)
+BUFFERS = 10_000
+
+
+def plan(free, asked=None):
+    return plan_memory(
+        MODEL, asked=asked, free=free, item=2, buffer_bytes=lambda context: BUFFERS + context, headroom=0
+    )
+
+
+def need(context):
+    return WEIGHTS + pages_for(context) * 64 * PER_TOKEN + BUFFERS + context
+
+
+def test_a_token_takes_its_keys_and_values_of_every_layer():
+    assert PER_TOKEN == 2 * 3 * 2 * 32 * 2  # K and V, layers, heads, head dimension, bytes
+
+
+def test_the_models_own_context_is_taken_where_it_fits():
+    found = plan(need(4096))
+    assert (found.context, found.pages, found.total) == (4096, 65, need(4096))
+
+
+def test_without_a_wish_the_context_is_cut_to_the_largest_that_fits():
+    for context in (1024, 1088, 4032):
+        assert plan(need(context)).context == context
+        assert plan(need(context) - 1).context == context - 64
+
+
+def test_an_explicit_context_is_kept_or_refused_never_cut():
+    assert plan(need(1000), asked=1000).context == 1000
+    with pytest.raises(OutOfMemoryError) as error:
+        plan(need(1000) - 1, asked=1000)
+    assert "1,000 tokens" in str(error.value)
+    assert error.value.exit_code == 8
+    advised = int(re.search(r"--context (\d+)", error.value.hint).group(1))
+    assert plan(need(1000) - 1, asked=advised).context == advised
+    with pytest.raises(OutOfMemoryError):
+        plan(need(1000) - 1, asked=advised + 64)
+
+
+def test_no_useful_context_names_the_other_ways_out():
+    with pytest.raises(OutOfMemoryError, match="weights") as error:
+        plan(WEIGHTS)
+    assert "--backend cpu" in error.value.hint

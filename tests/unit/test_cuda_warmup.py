@@ -1,0 +1,194 @@
+"""Kernels before the first token: compiled once, in parallel with progress, kept on disk, launched once."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from kernels.compile import CompileError
+from kernels.specs import ArraySpec, RecordingLauncher
+from tests.checkpoints import write_checkpoint
+from tests.reference import tiny_models
+from tileinfer_core.backends.cuda import load, warmup
+from tileinfer_core.backends.cuda.cubins import CubinStore
+from tileinfer_core.backends.cuda.interpreted import InterpretedDevice
+from tileinfer_core.backends.cuda.warmup import KernelWarmup
+from tileinfer_core.config import ModelConfig
+from tileinfer_core.errors import BackendError
+from tileinfer_core.models.define import define_from_files
+from tileinfer_core.progress import silent
+from tileinfer_core.weights import WeightFiles
+
+CONFIG = {**tiny_models.VARIANTS["qwen3-tied"], "num_hidden_layers": 2, "head_dim": 64}
+
+
+class NoWarmup:
+    def __init__(self, *_args): ...
+    def start(self): ...
+    def finish(self, _on_progress):
+        return 0.0
+
+
+class ZeroedDevice(InterpretedDevice):
+    """The launches are for loading kernels, not for their results: they read what nothing has written."""
+
+    def empty(self, shape, dtype):
+        return self.zeros(shape, dtype)
+
+
+@pytest.fixture
+def runner(tmp_path, monkeypatch):
+    arrays = {t: tiny_models._values(t, shape) for t, shape in tiny_models.shapes(CONFIG).items()}
+    files = WeightFiles.open(write_checkpoint(tmp_path / "model", CONFIG, arrays, dtype="BF16"))
+    model, _ = define_from_files(ModelConfig.load(files.folder), files)
+    monkeypatch.setattr(load, "KernelWarmup", NoWarmup)
+    return load.load_runner(model, files, ZeroedDevice(), context=1024, on_progress=silent, prefill_chunk=128)
+
+
+@pytest.fixture
+def warm(runner, monkeypatch, tmp_path):
+    """A warm-up whose compiler is `compile_all(records, …)`; the cache is empty."""
+
+    def make(compile_all):
+        monkeypatch.setattr(warmup, "compile_all", compile_all)
+        monkeypatch.setattr("tileinfer_core.backends.cuda.cubins.cache_dir", lambda: tmp_path / "cache")
+        made = KernelWarmup(
+            runner.plans, runner.bucket_ends, runner.device, runner.buffers["length"], runner.prefill_chunk
+        )
+        made.start()
+        return made
+
+    return make
+
+
+def compiler(log, *, fails=None):
+    def compile_all(records, arch, *, workers, timeout, on_progress, disassemble):
+        log.extend(record.name for record in records)
+        for done, record in enumerate(records, 1):
+            result = SimpleNamespace(cached=False)
+            if record.name == fails:
+                result = CompileError(record.name, arch, "ran out of registers", "use another one")
+            on_progress(done, len(records), result)
+            yield result
+
+    return compile_all
+
+
+def test_every_kernel_of_every_step_is_compiled_once_and_launched(warm, runner):
+    names, events = [], []
+    seconds = warm(compiler(names)).finish(events.append)
+    assert seconds > 0
+    steps = [*runner.plans.prefill(64), *runner.plans.head(), *runner.plans.sample()]
+    steps += [record for end in runner.bucket_ends for record in runner.plans.decode(end)]
+    assert {record.name for record in steps} == set(names)
+    assert [event.done for event in events] == sorted(event.done for event in events)
+    assert events[-1].done == events[-1].total == len(names)
+    assert events[-1].unit == "kernels"
+
+
+def test_the_scratch_page_is_all_that_the_launches_write(warm, runner):
+    warm(compiler([])).finish(silent)
+    assert any(array[: 64 * 2].any() for array in runner.pool.k)
+    assert not any(array[64 * 2 :].any() for array in runner.pool.k)
+    runner.forget_warmup()
+    assert not any(array.any() for array in (*runner.pool.k, *runner.pool.v))
+
+
+def test_a_kernel_that_does_not_compile_is_named_with_the_way_out(warm):
+    with pytest.raises(BackendError, match=r"kernel rms_norm_kernel for sm_90: ran out of registers") as caught:
+        warm(compiler([], fails="rms_norm_kernel")).finish(silent)
+    assert caught.value.hint == "use another one"
+    assert caught.value.exit_code == 8
+
+
+def test_nothing_is_compiled_when_everything_is_kept(warm, monkeypatch):
+    monkeypatch.setattr(CubinStore, "holds", lambda _self, _records: True)
+    names, events = [], []
+    assert warm(compiler(names)).finish(events.append) == 0
+    assert not names
+    assert not events
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_cancelling_ends_the_compilers_and_nothing_else(tmp_path):
+    shutil.copy(shutil.which("sleep"), tmp_path / "tileiras")
+    compiler_, other = subprocess.Popen([tmp_path / "tileiras", "30"]), subprocess.Popen(["sleep", "30"])
+    try:
+        deadline = time.monotonic() + 5
+        while compiler_.poll() is None and time.monotonic() < deadline:
+            warmup.stop_compilers()
+            time.sleep(0.01)
+        assert compiler_.returncode == -signal.SIGTERM
+        assert other.poll() is None
+    finally:
+        for process in (compiler_, other):
+            process.kill()
+            process.wait()
+
+
+class Kernel:
+    """As much of a cuda-tile kernel as the store touches."""
+
+    compiled = 0
+
+    def __init__(self, hints=0):
+        self._pyfunc = test_nothing_is_compiled_when_everything_is_kept
+        self._compiler_options = SimpleNamespace(occupancy=hints)
+
+    def _compile(self, signature, _context):
+        Kernel.compiled += 1
+        return b"\x7fELF\n" + signature.symbol.encode(), signature.symbol, None, ()
+
+
+class Signature:
+    def __init__(self, symbol):
+        self.symbol = symbol
+
+    def with_mangled_symbol(self, _name):
+        return self
+
+
+def test_a_kept_cubin_is_loaded_and_others_are_told_apart(tmp_path):
+    store = CubinStore(tmp_path, "sm_90")
+    Kernel.compiled = 0
+    for count, (hints, symbol) in enumerate([(0, "a"), (0, "b"), (1, "a")], 1):
+        for _ in range(2):
+            kernel = Kernel(hints)
+            store.install(kernel)
+            cubin, name, host, providers = kernel._compile(Signature(symbol), None)
+            assert (cubin, name, host, providers) == (b"\x7fELF\n" + symbol.encode(), symbol, None, ())
+        assert Kernel.compiled == count
+    assert CubinStore(tmp_path, "sm_80").path(Kernel(), "a") != store.path(Kernel(), "a")
+
+
+def test_a_folder_that_can_not_be_written_costs_only_time(tmp_path):
+    (tmp_path / "file").write_text("")
+    store = CubinStore(tmp_path / "file" / "below", "sm_90")
+    kernel = Kernel()
+    store.install(kernel)
+    assert kernel._compile(Signature("a"), None)[1] == "a"
+
+
+def test_records_of_real_kernels_are_found_by_their_signature(tmp_path):
+    from kernels.norm import rms_norm
+
+    launcher = RecordingLauncher("sm_90", pdl=True)
+    for width in (1024, 2048):
+        rows = ArraySpec((64, width), "float32")
+        rms_norm(launcher, rows, ArraySpec((1, width), "float32"), ArraySpec((64, width), "bfloat16"), eps=1e-6)
+    store = CubinStore(tmp_path, "sm_90")
+    first, second = launcher.records
+    path = store.path(first.kernel, first.signature().symbol)
+    assert path != store.path(second.kernel, second.signature().symbol)
+    assert not store.holds([first])
+    path.write_bytes(b"x\n")
+    assert store.holds([first])
+    assert not store.holds(launcher.records)
+    assert np.all([record.kernel is first.kernel for record in launcher.records])

@@ -1,0 +1,50 @@
+"""The figures of `tileinfer bench` as a table, aligned or in Markdown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tileinfer_cli import render
+
+if TYPE_CHECKING:
+    from tileinfer_cli.terminal import TextStream
+    from tileinfer_core.bench import BenchOptions
+
+HEADER = ["", "tok/s", "spread", "ms a token", "GB a token", "of copy / read"]
+
+
+def print_report(out: TextStream, document: dict[str, Any], options: BenchOptions, *, markdown: bool) -> None:
+    """What was measured with, then a row for each figure."""
+    ceilings, first = document["ceilings"], document["first_token_s"]
+    rows = [
+        [f"prefill {entry['tokens']:,}", f"{entry['tok_s']['median']:,.1f}", _spread(entry["tok_s"]), "", "", ""]
+        for entry in document["prefill"]
+    ]
+    rows += [_decode_row(entry) for entry in document["decode"]]
+    draw = "greedy" if options.sampling.temperature == 0 else "top-k 20, top-p 0.95"
+    lines = [
+        f"{document['model']} on {document['device']} ({document['backend']})",
+        f"median of {options.repetitions} runs of {options.tokens} tokens, {draw}",
+        f"memory: copy {ceilings['copy'] / 1e9:,.0f} GB/s, read {ceilings['read'] / 1e9:,.0f} GB/s, in this run",
+        f"load {document['load_s']:.2f} s, compile {document['compile_s']:.2f} s",
+        f"first token of a 16-token prompt after {first['median'] * 1e3:.1f} ms, everything warm",
+    ]
+    if not markdown:
+        out.write("".join(f"{line}\n" for line in lines) + "\n")
+        render.print_table(out, HEADER, rows, right=range(1, 6))
+        return
+    out.write("".join(f"{line}  \n" for line in lines) + "\n")
+    divider = ["---", *["---:"] * 5]
+    out.write("".join(f"| {' | '.join(row)} |\n" for row in [HEADER, divider, *rows]))
+
+
+def _decode_row(entry: dict[str, Any]) -> list[str]:
+    share = f"{entry['share_of_copy'] * 100:.1f} % / {entry['share_of_read'] * 100:.1f} %"
+    moved = f"{entry['bytes_per_token'] / 1e9:.3f}"
+    speed = entry["tok_s"]
+    context = f"decode at {entry['context']:,}"
+    return [context, f"{speed['median']:,.1f}", _spread(speed), f"{entry['step_s'] * 1e3:.3f}", moved, share]
+
+
+def _spread(speed: dict[str, Any]) -> str:
+    return f"{speed['low']:,.1f}–{speed['high']:,.1f}"

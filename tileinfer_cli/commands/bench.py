@@ -1,0 +1,59 @@
+"""`tileinfer bench`: how fast a model runs here, and what share of the memory's speed that is."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tileinfer_cli import opening, render
+from tileinfer_cli.bench_table import print_report
+from tileinfer_cli.commandline import Cli
+from tileinfer_cli.options import JsonFlag, ModelFlags, QuietFlag
+
+NAME = "bench"
+SHORT = "speed of prefill and decoding"
+EXAMPLES = """
+Examples:
+  tileinfer bench -m qwen3:4b
+  tileinfer bench --prefill 512 --prefill 4096 --decode-at 512 --decode-at 32000
+  tileinfer bench --random-weights config.json --markdown
+"""
+Lengths = list[int] | None
+
+
+def run(
+    cli: Cli,
+    *,
+    where: ModelFlags,
+    random_weights: Annotated[
+        Path | None, typer.Option("--random-weights", metavar="CONFIG", help="A config.json: time its shape on noise.")
+    ] = None,
+    prefill: Annotated[Lengths, typer.Option("--prefill", metavar="N", help="Prompt length; may be repeated.")] = None,
+    decode_at: Annotated[Lengths, typer.Option("--decode-at", metavar="N", help="Context; may be repeated.")] = None,
+    tokens: Annotated[int, typer.Option("--tokens", metavar="N", help="Tokens decoded in a run.")] = 64,
+    repeat: Annotated[int, typer.Option("--repeat", metavar="N", help="Runs; the median counts.")] = 5,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Take the likeliest token, not a top-k 20 draw.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    as_json: JsonFlag = False,
+    quiet: QuietFlag = False,
+) -> None:
+    """Measure prefill, decoding, the first token, and the memory's own speed in the same run."""
+    from tileinfer_core.bench import BenchOptions, run_bench
+    from tileinfer_core.sampling import SamplingParams
+
+    base = BenchOptions(tokens=tokens, repetitions=repeat)
+    options = BenchOptions(
+        prefill=tuple(prefill or base.prefill),
+        contexts=tuple(decode_at or base.contexts),
+        tokens=tokens,
+        repetitions=repeat,
+        sampling=SamplingParams(temperature=0) if greedy else base.sampling,
+    )
+    name, loaded = opening.load_for_bench(cli, where, random_weights, quiet=quiet)
+    with render.Progress(cli.streams.err, quiet=quiet) as progress:
+        report = run_bench(loaded.runner, loaded.model, options, load_s=loaded.load_s, on_progress=progress)
+    document = {"model": name, "backend_reason": loaded.backend.reason, **opening.plain(report)}
+    if as_json:
+        render.print_json(cli.streams.out, document)
+    else:
+        print_report(cli.streams.out, document, options, markdown=markdown)

@@ -1,0 +1,98 @@
+"""Every array that the steps work in, named and sized in one table, allocated once and never resized.
+
+Letters: T rows of a prefill chunk (padded to 64), D hidden size, H query and K key/value heads, d head dimension,
+F feed-forward size, V vocabulary, C context. `half` is the weights' type. What a kernel family needs for itself comes
+from that family (ops.py) under its own names.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from tileinfer_core.backends.cuda import ops
+from tileinfer_core.backends.cuda.kv_pool import TABLE_STEP
+from tileinfer_core.dtypes import BFLOAT16
+from tileinfer_core.kv_cache import PAGE_SIZE
+from tileinfer_core.models.rope import cos_sin, inverse_frequencies
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tileinfer_core.backends.cuda.device import Array, Device
+    from tileinfer_core.models.decoder import ModelDefinition
+    from tileinfer_core.models.structure import LayerStructure
+
+Spec = tuple[tuple[int, ...], str]
+ROW_STEP = 64  # prefill rows are padded to a multiple: one specialisation, and 16 real rows are slower than 64
+RING = 64  # sampled ids on the device that the host has not read yet; it is one step behind
+_ITEM = {"float32": 4, "int32": 4, "bfloat16": 2, "float16": 2}
+
+
+def padded_rows(tokens: int) -> int:
+    return -(-tokens // ROW_STEP) * ROW_STEP
+
+
+def position_rows(context: int) -> int:
+    """Rows of the rope tables: whole pages, and one more for the padding of a last chunk."""
+    return (-(-context // PAGE_SIZE) + 1) * PAGE_SIZE
+
+
+def buffer_specs(model: ModelDefinition, arch: str, context: int, chunk: int, half: str) -> dict[str, Spec]:
+    """Name -> shape and dtype."""
+    s, vocab = model.structure, model.config.vocab_size
+    rows = padded_rows(chunk)
+    qkv, wide = s.q_size + 2 * s.kv_size, (position_rows(context), s.head_dim // 2)
+    specs: dict[str, Spec] = {
+        # prefill
+        "token_ids": ((rows,), "int32"),
+        "start": ((1,), "int32"),  # position of the chunk's first token
+        "rows_residual": ((rows, s.hidden_size), "float32"),  # [T, D]
+        "rows_normed": ((rows, s.hidden_size), half),  # [T, D]
+        "rows_qkv": ((rows, qkv), half),  # [T, (H + 2K)·d]
+        "rows_q": ((rows, s.q_size), half),  # [T, H·d] after QK-norm and RoPE
+        "rows_attention": ((rows, s.q_size), half),  # [T, H·d]
+        "rows_act": ((rows, s.intermediate_size), half),  # [T, F]
+        # decode
+        "length": ((1,), "int32"),  # tokens of the sequence with the one in work
+        "residual": ((1, s.hidden_size), "float32"),
+        "scaled": ((1, s.hidden_size), half),  # residual times the next norm's weight
+        "qkv": ((1, qkv), half),
+        "attention": ((1, s.q_size), half),
+        "act": ((1, s.intermediate_size), half),
+        # output
+        "logits": ((1, vocab), "float32"),
+        "sampled": ((1,), "int32"),
+        "ring": ((2, RING), "int32"),  # ids, and the bits of their log-probabilities, at step % RING
+        "token_state": ((vocab,), "int32"),
+        "settings": ((8,), "float32"),
+        "state": ((8,), "int32"),
+        # positions
+        "cos": (wide, "float32"),
+        "sin": (wide, "float32"),
+    }
+    return specs | ops.workspace_specs(model, arch, context)
+
+
+def buffer_bytes(specs: Mapping[str, Spec]) -> int:
+    table = -(-len(specs) // TABLE_STEP) * 512  # allocations are rounded up
+    return table + sum(math.prod(shape) * _ITEM[dtype] for shape, dtype in specs.values())
+
+
+def allocate_buffers(device: Device, specs: Mapping[str, Spec]) -> dict[str, Array]:
+    """Integers start at 0, so that no garbage is ever an index. Raises OutOfMemoryError."""
+    return {
+        name: device.zeros(shape, dtype) if dtype == "int32" or name.endswith("_sums") else device.empty(shape, dtype)
+        for name, (shape, dtype) in specs.items()
+    }
+
+
+def fill_rope_tables(device: Device, structure: LayerStructure, buffers: Mapping[str, Array]) -> None:
+    inv_freq, scale = inverse_frequencies(structure.rope, structure.head_dim)
+    cos, sin = cos_sin(inv_freq, scale, 0, buffers["cos"].shape[0])
+    device.copy_in(buffers["cos"], cos)
+    device.copy_in(buffers["sin"], sin)
+
+
+def item_bytes(half: str) -> int:
+    return BFLOAT16.itemsize if half == "bfloat16" else 2

@@ -1,0 +1,95 @@
+"""Compiled kernels by what they are made of, so that a later process loads them without building Tile IR again.
+
+cuda-tile's own cache is keyed by the Tile IR of a kernel, which takes it about 0.1 s a kernel to make, in Python,
+before it can look. A model needs some 25 kernels, and its first token would wait 3 s for them. Here the key is the
+kernel's name, hints, signature, sources and the compiler's version. What is not found goes the ordinary way and is
+kept.
+
+Rests on two private names of cuda-tile 1.7: a kernel compiles through its method `_compile`, and the mangled symbol of
+a signature tells signatures apart. Without the method, `install` does nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernels.compile import cache_dir, compiler_version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kernels.specs import Recorded
+
+SUFFIX = ".cubin"
+
+
+class CubinStore:
+    """Files of one folder: a line with the symbol, then the cubin."""
+
+    def __init__(self, folder: Path, arch: str) -> None:
+        self._folder = folder
+        self._base = f"{arch} {compiler_version()}"
+
+    @classmethod
+    def beside_cache(cls, arch: str) -> CubinStore | None:
+        """In cuda-tile's cache folder; None when its user has switched the cache off."""
+        folder = cache_dir()
+        return None if folder is None else cls(folder / "tileinfer", arch)
+
+    def holds(self, records: Iterable[Recorded]) -> bool:
+        """Whether all of these kernels are there."""
+        return all(self.path(record.kernel, record.signature().symbol).exists() for record in records)
+
+    def path(self, kernel: Any, symbol: str) -> Path:
+        """Where a kernel with this signature would lie."""
+        function = kernel._pyfunc  # noqa: SLF001
+        options = sorted(vars(kernel._compiler_options).items())  # noqa: SLF001
+        what = [self._base, function.__module__, function.__qualname__, repr(options), symbol, _sources(function)]
+        return self._folder / (hashlib.sha256("\n".join(what).encode()).hexdigest()[:40] + SUFFIX)
+
+    def install(self, kernel: Any) -> None:
+        """Let `kernel` look here before it compiles."""
+        if hasattr(kernel, "_compile") and "_compile" not in vars(kernel):
+            kernel._compile = functools.partial(self._compile, kernel)  # noqa: SLF001
+
+    def _compile(self, kernel: Any, signature: Any, *args: Any) -> Any:
+        symbol = signature.with_mangled_symbol(kernel._pyfunc.__name__).symbol  # noqa: SLF001
+        path = self.path(kernel, symbol)
+        with contextlib.suppress(OSError, ValueError):
+            name, _, cubin = path.read_bytes().partition(b"\n")
+            return cubin, name.decode("ascii"), None, ()
+        result = type(kernel)._compile(kernel, signature, *args)  # noqa: SLF001
+        cubin, name, host, providers = result
+        if host is None and not providers:
+            _write(path, name.encode("ascii") + b"\n" + bytes(cubin))
+        return result
+
+
+@functools.cache
+def _folder_digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.py")):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _sources(function: Any) -> str:
+    """A kernel calls helpers of its neighbours, so its sources are its whole folder's."""
+    return _folder_digest(Path(function.__code__.co_filename).parent)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Whole or not at all. A folder that can't be written only costs time."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(content)
+        part.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink()

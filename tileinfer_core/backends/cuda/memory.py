@@ -1,0 +1,115 @@
+"""What fits on the device, decided from the config and the free memory before a byte is loaded.
+
+    weights   every array of the model in the type that the kernels read
+    KV        2 * layers * key/value heads * head dimension * item size a token, in pages of 64 tokens
+    buffers   what the steps work in: fixed, however long the sequence gets, but for the rope tables and the block table
+    headroom  CUDA's own: kernel code, captured graphs
+
+All of it is taken at load, so that no later step can run out. An explicit context that does not fit is refused with the
+largest one that does; without one, the model's own length is cut to what fits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tileinfer_core.errors import OutOfMemoryError
+from tileinfer_core.kv_cache import PAGE_SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tileinfer_core.models.decoder import ModelDefinition
+
+HEADROOM = 384 << 20
+SMALLEST_CONTEXT = 256  # a model that has room for less is of no use
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes on the device, and the context that they serve. `pages` has one more than the context needs: scratch."""
+
+    context: int
+    pages: int
+    weight_bytes: int
+    kv_bytes: int
+    buffer_bytes: int
+    headroom: int
+    free: int
+
+    @property
+    def total(self) -> int:
+        return self.weight_bytes + self.kv_bytes + self.buffer_bytes + self.headroom
+
+
+def weight_bytes(model: ModelDefinition, item: int) -> int:
+    """Norms are 1-D and small; every array is counted at `item` bytes an element, padded to 512 bytes."""
+    return sum(-(-math.prod(parameter.shape) * item // 512) * 512 for parameter in model.parameters)
+
+
+def kv_bytes_per_token(model: ModelDefinition, item: int) -> int:
+    return 2 * model.config.num_hidden_layers * model.structure.kv_size * item
+
+
+def pages_for(context: int) -> int:
+    """Pages of a sequence of `context` tokens, and the scratch page."""
+    return -(-context // PAGE_SIZE) + 1
+
+
+def plan_memory(
+    model: ModelDefinition,
+    *,
+    asked: int | None,
+    free: int,
+    item: int,
+    buffer_bytes: Callable[[int], int],
+    headroom: int = HEADROOM,
+) -> MemoryPlan:
+    """The plan for `asked` tokens of context, or for as many as the model has and the device holds.
+
+    `buffer_bytes` gives the steps' buffers for a context.
+
+    Raises:
+        OutOfMemoryError: with the bytes needed and free, and the largest context that fits.
+    """
+
+    def plan(context: int) -> MemoryPlan:
+        pages = pages_for(context)
+        kv = pages * PAGE_SIZE * kv_bytes_per_token(model, item)
+        return MemoryPlan(context, pages, weight_bytes(model, item), kv, buffer_bytes(context), headroom, free)
+
+    wanted = plan(asked or model.config.max_context)
+    if wanted.total <= free:
+        return wanted
+    largest = _largest_context(wanted.context, lambda context: plan(context).total <= free)
+    if asked is None and largest >= SMALLEST_CONTEXT:
+        return plan(largest)
+    raise _too_large(wanted, largest)
+
+
+def _largest_context(limit: int, fits: Callable[[int], bool]) -> int:
+    """The largest multiple of a page below `limit` that fits; 0 if none does."""
+    low, high = 0, limit // PAGE_SIZE  # pages; low fits
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle * PAGE_SIZE) else (low, middle - 1)
+    return low * PAGE_SIZE
+
+
+def _too_large(plan: MemoryPlan, largest: int) -> OutOfMemoryError:
+    need = f"{gib(plan.total)} for a context of {plan.context:,} tokens (weights {gib(plan.weight_bytes)}, "
+    need += f"keys and values {gib(plan.kv_bytes)}, buffers {gib(plan.buffer_bytes + plan.headroom)})"
+    message = f"the model needs {need}, the GPU has {gib(plan.free)} free"
+    if largest >= SMALLEST_CONTEXT:
+        return OutOfMemoryError(message, hint=f"use --context {largest}: the longest that fits")
+    return OutOfMemoryError(
+        message,
+        hint="no context fits beside the weights: stop other programs on the GPU, take a smaller or quantised model, "
+        "or use --backend cpu",
+    )
+
+
+def gib(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB"

@@ -1,0 +1,197 @@
+"""The plan's vocabulary: one method per kernel call, with the arrays and configurations that the wrappers want.
+
+Everything the engine knows of `kernels` by name is here. A method with "rows" in its name takes T tokens of a prefill
+chunk, one with "row" the one token of a decode step, whose arrays are the named buffers (buffers.py):
+
+    residual  float32, the stream         scaled  residual · the next norm's weight, in half precision
+    o_sums, down_sums                     partial sums of residual², by the product that wrote the stream last
+
+The norm is folded into the products: a product writes `scaled` and its sums, the next one divides by the root of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kernels import configs
+from kernels.argmax import SampleOutputs
+from kernels.attention_decode import attention_config, attention_decode, context_bucket, workspace_floats
+from kernels.attention_prefill import AttentionPrefillConfig, attention_prefill
+from kernels.embedding import embedding, embedding_decode
+from kernels.linear import linear, linear_norm, linear_residual, linear_swiglu, square_slots
+from kernels.linear_prefill import (
+    LinearPrefillConfig,
+    linear_prefill,
+    linear_prefill_residual,
+    linear_prefill_swiglu,
+)
+from kernels.norm import rms_norm
+from kernels.rope import qk_norm_rope_kv
+from kernels.sampling import SampleConfig, SampleWorkspace, sample, sample_workspace_shapes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kernels.specs import Recorded, RecordingLauncher
+    from tileinfer_core.backends.cuda.device import Array
+    from tileinfer_core.models.decoder import ModelDefinition
+    from tileinfer_core.models.structure import LayerStructure
+
+    Buffers = Mapping[str, Array]
+
+Config = TypeVar("Config")
+MAX_GROUP = 8  # query heads of a key/value head: the columns of one matrix product
+SIZE_STEP = 8  # elements of a 16-byte load
+_SAMPLE_ARRAYS = ("adjusted", "run_maxima", "partials", "won_values", "won_ids", "sorted_values", "sorted_ids")
+
+
+def workspace_specs(model: ModelDefinition, arch: str, context: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    """What the kernels need for themselves: name -> shape and dtype. Names that end in _sums must start as zeros."""
+    s, vocab = model.structure, model.config.vocab_size
+    shapes = sample_workspace_shapes(vocab, configured(SampleConfig, "sample", arch, vocab=vocab))
+    specs = {f"sample_{name}": spec for name, spec in shapes.items()}
+    specs["o_sums"] = ((1, square_slots(arch, s.hidden_size, s.q_size)), "float32")
+    specs["down_sums"] = ((1, square_slots(arch, s.hidden_size, s.intermediate_size)), "float32")
+    specs["attention_floats"] = ((_attention_floats(s, arch, context),), "float32")
+    return specs
+
+
+def _attention_floats(s: LayerStructure, arch: str, context: int) -> int:
+    shape = (s.num_attention_heads, s.num_key_value_heads, s.head_dim)
+    steps = (attention_config(arch, s.num_key_value_heads, end) for end in bucket_ends(s, arch, context))
+    return max(workspace_floats(config, *shape) for config in steps)
+
+
+def configured(kind: type[Config], family: str, arch: str, **shape: int) -> Config:
+    """The table's row for a shape; a family or shape without one takes the defaults."""
+    try:
+        return kind(**configs.config(family, arch, **shape))
+    except KeyError:
+        return kind()
+
+
+def bucket_end(structure: LayerStructure, arch: str, length: int, context: int) -> int:
+    """The longest sequence that the decode step for `length` tokens also serves, within the context."""
+    end = context_bucket(arch, structure.num_key_value_heads, length)
+    return context if end is None else min(end, context)
+
+
+def bucket_ends(structure: LayerStructure, arch: str, context: int) -> list[int]:
+    """Every bucket up to the context, the shortest first."""
+    ends = [bucket_end(structure, arch, 1, context)]
+    while ends[-1] < context:
+        ends.append(bucket_end(structure, arch, ends[-1] + 1, context))
+    return ends
+
+
+def as_row(array: Array) -> Array:
+    """[N] -> [1, N], as the one-token kernels take norms and biases."""
+    return None if array is None else array.reshape(1, -1)
+
+
+class Ops:
+    """Calls wrappers on a RecordingLauncher; `records` is the plan."""
+
+    def __init__(self, launcher: RecordingLauncher, structure: LayerStructure) -> None:
+        self._launcher = launcher
+        self._s = structure
+        self._heads: dict[str, Any] = {"kv_heads": structure.num_key_value_heads, "head_dim": structure.head_dim}
+
+    @property
+    def records(self) -> list[Recorded]:
+        return self._launcher.records
+
+    # -- a prefill chunk of T tokens
+
+    def embed_rows(self, ids: Array, table: Array, x: Array) -> None:
+        """x [T, D] float32."""
+        embedding(self._launcher, ids, table, x)
+
+    def norm_rows(self, x: Array, gain: Array, y: Array) -> None:
+        """y [T, D] half = RMSNorm(x)."""
+        rms_norm(self._launcher, x, as_row(gain), y, eps=self._s.rms_norm_eps)
+
+    def linear_rows(self, x: Array, w: Array, bias: Array, y: Array) -> None:
+        """y [T, N] half."""
+        linear_prefill(self._launcher, x, w, y, config=self._product("", x, w), bias=bias)
+
+    def add_linear_rows(self, x: Array, w: Array, bias: Array, stream: Array) -> None:
+        """stream [T, N] float32 += x · wᵀ."""
+        linear_prefill_residual(self._launcher, x, w, stream, config=self._product("_residual", x, w), bias=bias)
+
+    def swiglu_rows(self, x: Array, w: Array, bias: Array, y: Array) -> None:
+        """y [T, F] half."""
+        linear_prefill_swiglu(self._launcher, x, w, y, config=self._product("_swiglu", x, w), bias=bias)
+
+    def _product(self, form: str, x: Array, w: Array) -> LinearPrefillConfig:
+        (tokens, k), n = x.shape, w.shape[0]
+        return self._configured(LinearPrefillConfig, f"linear_prefill{form}", tokens=tokens, n=n, k=k)
+
+    def _configured(self, kind: type[Config], family: str, **shape: int) -> Config:
+        return configured(kind, family, self._launcher.arch, **shape)
+
+    def rope_rows(self, qkv: Array, norms: tuple[Array, Array], b: Buffers, pages: tuple[Array, ...], q: Array) -> None:
+        """Rotated queries to q [T, H·d], keys and values to the pages (k, v, block table)."""
+        k, v, table = pages
+        q_norm, k_norm = map(as_row, norms)
+        place = (b["cos"], b["sin"], b["start"], table)
+        eps = self._s.rms_norm_eps
+        qk_norm_rope_kv(self._launcher, qkv, q_norm, k_norm, *place, q, k, v, **self._heads, eps=eps)
+
+    def attend_rows(self, q: Array, pages: tuple[Array, ...], start: Array, out: Array) -> None:
+        """out [T, H·d]."""
+        k, v, table = pages
+        config = self._configured(AttentionPrefillConfig, "attention_prefill", head_dim=self._s.head_dim)
+        attention_prefill(self._launcher, q, k, v, table, start, out, config=config, **self._heads)
+
+    # -- one token
+
+    def head_row(self, gain: Array, w: Array, b: Buffers) -> None:
+        """The logits from `residual`, without folding: prefill leaves no sums."""
+        self.norm_rows(b["residual"], gain, b["scaled"])
+        linear(self._launcher, b["scaled"], w, b["logits"])
+
+    def embed_row(self, table: Array, gain: Array, b: Buffers) -> None:
+        args = (b["sampled"], table, as_row(gain), b["residual"], b["scaled"], b["down_sums"])
+        embedding_decode(self._launcher, *args)
+
+    def qkv_row(self, w: Array, bias: Array, b: Buffers) -> None:
+        self._normed(linear_norm, w, b["down_sums"], b["qkv"], b, bias=as_row(bias))
+
+    def swiglu_row(self, w: Array, b: Buffers) -> None:
+        self._normed(linear_swiglu, w, b["o_sums"], b["act"], b)
+
+    def logits_row(self, w: Array, b: Buffers) -> None:
+        self._normed(linear_norm, w, b["down_sums"], b["logits"], b)
+
+    def _normed(self, op: Any, w: Array, sums: Array, y: Array, b: Buffers, **more: Any) -> None:
+        op(self._launcher, b["scaled"], sums, w, y, eps=self._s.rms_norm_eps, **more)
+
+    def o_row(self, w: Array, bias: Array, gain: Array, b: Buffers) -> None:
+        self._add("attention", "o_sums", (w, bias, gain), b)
+
+    def down_row(self, w: Array, bias: Array, gain: Array, b: Buffers) -> None:
+        self._add("act", "down_sums", (w, bias, gain), b)
+
+    def _add(self, source: str, sums: str, weights: tuple[Array, Array, Array], b: Buffers) -> None:
+        """residual += x · wᵀ (+ bias), and what the norm after it needs."""
+        w, bias, gain = weights
+        into = (b["residual"], as_row(gain), b["scaled"], b[sums])
+        linear_residual(self._launcher, b[source], w, *into, bias=as_row(bias))
+
+    def attend_row(self, norms: tuple[Array, Array], pages: tuple[Array, ...], context: int, b: Buffers) -> None:
+        """Also writes this token's key and value. `context`: the longest sequence that the step serves."""
+        k, v, table = pages
+        q_norm, k_norm = map(as_row, norms)
+        place = (b["cos"], b["sin"], k, v, table, b["length"], b["attention_floats"])
+        out, eps = b["attention"], self._s.rms_norm_eps
+        attention_decode(self._launcher, b["qkv"], q_norm, k_norm, *place, out, **self._heads, context=context, eps=eps)
+
+    def sample(self, b: Buffers) -> None:
+        """An id from the logits by the settings on the device; greedy is temperature 0, in the same launches."""
+        workspace = SampleWorkspace(**{name: b[f"sample_{name}"] for name in _SAMPLE_ARRAYS})
+        ring = b["ring"]
+        outputs = SampleOutputs(b["sampled"], b["length"], ring[0], ring[1].view("float32"))
+        args = (b["logits"], b["token_state"], b["settings"], b["state"])
+        config = self._configured(SampleConfig, "sample", vocab=b["logits"].shape[1])
+        sample(self._launcher, *args, workspace, outputs, config=config)

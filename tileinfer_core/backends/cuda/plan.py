@@ -1,0 +1,138 @@
+"""The launches of each kind of step, as data: what a model declares of itself in, lists of kernel calls out.
+
+    prefill(rows)   a chunk of `rows` tokens (padded) through all layers; its keys and values into the pages
+    head            the logits after the token whose stream is in `residual`
+    sample          one id from the logits; moves length, step and the ring of ids on
+    decode(context) embed the sampled id, all layers, logits, sample: a whole step without the host
+    all_logits      the logits after every row of a block, for evaluation
+
+Which kernels are called follows from LayerStructure: QK-norm or not, biases or not. A plan launches nothing: wrappers
+are called with a RecordingLauncher, which checks shapes and keeps the calls.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kernels.specs import RecordingLauncher
+from tileinfer_core.backends.cuda import ops
+from tileinfer_core.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kernels.specs import Recorded
+    from tileinfer_core.backends.cuda.device import Array
+    from tileinfer_core.backends.cuda.kv_pool import KvPool
+    from tileinfer_core.models.decoder import DecoderWeights, LayerWeights, ModelDefinition
+    from tileinfer_core.models.structure import LayerStructure
+
+
+def refuse_unsupported(structure: LayerStructure) -> None:
+    """Raises UnsupportedModelError for shapes that the kernels don't take."""
+    if structure.head_dim not in (64, 128):
+        raise _unsupported(f"a head dimension of {structure.head_dim}", "64 and 128")
+    group = structure.num_attention_heads // structure.num_key_value_heads
+    if group > ops.MAX_GROUP:
+        raise _unsupported(f"{group} query heads per key/value head", f"up to {ops.MAX_GROUP}")
+    if structure.mlp_bias:
+        raise _unsupported("biases in the feed-forward products", "models without mlp_bias")
+    for name, size in (("hidden_size", structure.hidden_size), ("intermediate_size", structure.intermediate_size)):
+        if size % ops.SIZE_STEP:
+            raise _unsupported(f"{name} {size}", f"multiples of {ops.SIZE_STEP}")
+
+
+def _unsupported(what: str, supported: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"the CUDA kernels do not take {what}; supported: {supported}", hint="run this model with --backend cpu"
+    )
+
+
+class Plans:
+    """Plans for one model in one set of arrays."""
+
+    def __init__(
+        self,
+        model: ModelDefinition,
+        weights: DecoderWeights[Array],
+        pool: KvPool,
+        block_table: Array,
+        *,
+        buffers: Mapping[str, Array],
+        arch: str,
+        pdl: bool,
+    ) -> None:
+        self._structure = model.structure
+        self._weights = weights
+        self._pool = pool
+        self._table = block_table
+        self._b = buffers
+        self._arch = arch
+        self._pdl = pdl
+
+    def _pages(self, index: int) -> tuple[Array, Array, Array]:
+        return self._pool.k[index], self._pool.v[index], self._table
+
+    def _ops(self) -> ops.Ops:
+        return ops.Ops(RecordingLauncher(self._arch, pdl=self._pdl), self._structure)
+
+    # -- prefill
+
+    def prefill(self, rows: int, layers: int | None = None) -> list[Recorded]:
+        """`layers` cuts the plan short, for a look at its kernels: all layers are alike."""
+        o, b, w = self._ops(), self._b, self._weights
+        x = b["rows_residual"][:rows]  # [T, D]
+        o.embed_rows(b["token_ids"][:rows], w.embedding, x)
+        for index, layer in enumerate(w.layers[:layers]):
+            self._prefill_layer(o, layer, index, x)
+        return o.records
+
+    def _prefill_layer(self, o: ops.Ops, w: LayerWeights[Array], index: int, x: Array) -> None:
+        b, rows = self._b, x.shape[0]
+        normed, qkv, q = b["rows_normed"][:rows], b["rows_qkv"][:rows], b["rows_q"][:rows]
+        attention, act = b["rows_attention"][:rows], b["rows_act"][:rows]
+        pages = self._pages(index)
+        o.norm_rows(x, w.input_norm, normed)
+        o.linear_rows(normed, w.qkv, w.qkv_bias, qkv)
+        o.rope_rows(qkv, (w.q_norm, w.k_norm), b, pages, q)
+        o.attend_rows(q, pages, b["start"], attention)
+        o.add_linear_rows(attention, w.o, w.o_bias, x)
+        o.norm_rows(x, w.post_norm, normed)
+        o.swiglu_rows(normed, w.gate_up, w.gate_up_bias, act)
+        o.add_linear_rows(act, w.down, w.down_bias, x)
+
+    def all_logits(self, first: int, rows: int, out: Array) -> list[Recorded]:
+        """out [rows, V] float32, zeroed before, after rows `first` … of the last chunk."""
+        o, b, w = self._ops(), self._b, self._weights
+        normed = b["rows_normed"][first : first + rows]
+        o.norm_rows(b["rows_residual"][first : first + rows], w.norm, normed)
+        o.add_linear_rows(normed, w.lm_head, None, out)
+        return o.records
+
+    # -- decode
+
+    def head(self) -> list[Recorded]:
+        o, b, w = self._ops(), self._b, self._weights
+        o.head_row(w.norm, w.lm_head, b)
+        return o.records
+
+    def sample(self) -> list[Recorded]:
+        o = self._ops()
+        o.sample(self._b)
+        return o.records
+
+    def decode(self, context: int, layers: int | None = None) -> list[Recorded]:
+        """One step for a sequence of at most `context` tokens with its own."""
+        o, b, w = self._ops(), self._b, self._weights
+        here = w.layers[:layers]
+        norms = [layer.input_norm for layer in here[1:]] + [w.norm]
+        o.embed_row(w.embedding, w.layers[0].input_norm, b)
+        for index, (layer, next_norm) in enumerate(zip(here, norms, strict=True)):
+            o.qkv_row(layer.qkv, layer.qkv_bias, b)
+            o.attend_row((layer.q_norm, layer.k_norm), self._pages(index), context, b)
+            o.o_row(layer.o, layer.o_bias, layer.post_norm, b)
+            o.swiglu_row(layer.gate_up, b)
+            o.down_row(layer.down, layer.down_bias, next_norm, b)
+        o.logits_row(w.lm_head, b)
+        o.sample(b)
+        return o.records

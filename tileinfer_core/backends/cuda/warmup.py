@@ -1,0 +1,153 @@
+"""All kernels of a model compiled in parallel before the first token, and loaded onto the device.
+
+A model's plans name every kernel with the arrays it will get, so what is compiled is what will be launched. Results go
+to disk (cubins.py): on the next run nothing is compiled again. Then each kernel is launched once, on one layer and the
+scratch page, because the driver loads a kernel at its first launch. Both happen in a thread while the weights are read:
+tileiras runs in processes of its own, and reading files holds no lock of Python's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kernels.compile import CompileError, compile_all, distinct
+from tileinfer_core.backends.cuda.buffers import ROW_STEP
+from tileinfer_core.backends.cuda.cubins import CubinStore
+from tileinfer_core.errors import BackendError
+from tileinfer_core.progress import ProgressEvent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kernels.specs import Recorded
+    from tileinfer_core.backends.cuda.device import Array, Device
+    from tileinfer_core.backends.cuda.plan import Plans
+    from tileinfer_core.progress import OnProgress
+
+TASK = "compile kernels"
+MAX_COMPILERS = 8
+COMPILER = "tileiras"
+PREFILL_ROWS = (ROW_STEP, 128, 256, 512, 1024, 2048)  # lengths at which the kernels' configurations change
+
+
+class KernelWarmup:
+    """Works in a thread of its own. `finish` waits for it, shows how far it is, and raises what went wrong."""
+
+    def __init__(self, plans: Plans, ends: Sequence[int], device: Device, length: Array, chunk: int) -> None:
+        self._plans = plans
+        self._ends = ends
+        self._device = device
+        self._length = length
+        self._rows = [rows for rows in PREFILL_ROWS if rows <= chunk]
+        self._state = threading.Condition()
+        self._done = 0
+        self._total: int | None = None
+        self._seconds = 0.0
+        self._error: Exception | None = None
+        self._finished = False
+        self._cancelled = False
+        self._thread = threading.Thread(target=self._run, name="compile-kernels", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def cancel(self) -> None:
+        """Start nothing more, and end the compilers that run: Python's exit would wait for them."""
+        self._cancelled = True
+        stop_compilers()
+
+    def finish(self, on_progress: OnProgress) -> float:
+        """Seconds that compilers have run for; 0 when the cache had everything.
+
+        Raises:
+            BackendError: naming the kernel and what to do.
+        """
+        shown = -1
+        finished = False
+        while not finished:
+            with self._state:
+                if not self._finished and self._done <= shown:
+                    self._state.wait(timeout=0.2)
+                done, total, finished = self._done, self._total, self._finished
+            if total and done != shown:
+                on_progress(ProgressEvent(TASK, done, total, "kernels"))
+                shown = done
+        if self._error is not None:
+            raise self._error
+        return self._seconds
+
+    def records(self) -> list[Recorded]:
+        """Each kernel at least once, in the order of a prompt and its answer: one layer of every kind of step."""
+        plans = self._plans
+        found = [record for rows in self._rows for record in plans.prefill(rows, layers=1)]
+        found += [*plans.head(), *plans.sample()]
+        for end in self._ends:
+            found += plans.decode(end, layers=1)
+        return found
+
+    def _run(self) -> None:
+        try:
+            records = distinct(self.records())
+            store = CubinStore.beside_cache(self._device.arch)
+            if store is None or not store.holds(records):
+                self._compile(records)
+            if store is not None:
+                for record in records:
+                    store.install(record.kernel)
+            self._prime(records)
+        except Exception as error:  # handed over to `finish`
+            self._error = error
+        with self._state:
+            self._finished = True
+            self._state.notify_all()
+
+    def _compile(self, records: Sequence[Recorded]) -> None:
+        start = time.perf_counter()
+        workers = min(MAX_COMPILERS, os.cpu_count() or 1)
+        timeout = compiler_timeout()
+        for result in compile_all(
+            records, self._device.arch, workers=workers, timeout=timeout, on_progress=self._count, disassemble="never"
+        ):
+            if isinstance(result, CompileError):
+                hint = result.hint or "`tileinfer doctor` looks at the compiler; --compiler-timeout gives it more time"
+                raise BackendError(f"the kernel {result}", hint=hint) from result
+            if not result.cached:
+                self._seconds = time.perf_counter() - start
+            if self._cancelled:
+                return
+
+    def _count(self, done: int, total: int, _result: object) -> None:
+        with self._state:
+            self._done, self._total = done, total
+            self._state.notify_all()
+
+    def _prime(self, records: Sequence[Recorded]) -> None:
+        """Launch each distinct kernel once. The block table names the scratch page, weights may still be arriving."""
+        for record in records:
+            if self._cancelled:
+                return
+            self._device.copy_in(self._length, np.ones(1, np.int32))
+            self._device.run([record])
+        self._device.synchronize()
+
+
+def stop_compilers() -> None:
+    """End this process's own tileiras processes. Linux only; elsewhere they run to their end."""
+    for children in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError, ValueError):
+            for pid in map(int, children.read_text(encoding="ascii").split()):
+                if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").startswith(COMPILER):
+                    os.kill(pid, signal.SIGTERM)
+
+
+def compiler_timeout() -> float:
+    """Seconds for one kernel. cuda-tile's own variable, so that launches outside the warm-up keep it too."""
+    return float(os.environ.get("CUDA_TILE_COMPILER_TIMEOUT_SEC") or 300)
