@@ -28,7 +28,8 @@ CORE_LIBRARIES = {
     "kernels",
     "tileinfer_core",
 }
-KERNEL_LIBRARIES = {"cuda", "cutile_cache", "numpy", "ml_dtypes", "kernels"}  # cutile_cache comes with cuda-tile
+# cutile_cache is part of the cuda-tile distribution: the compiler tool keeps its cubins where cuda-tile does.
+KERNEL_LIBRARIES = {"cuda", "cutile_cache", "numpy", "ml_dtypes", "kernels"}
 # The tools that run or compile kernels on the host; a kernel's own file has cuda.tile and the standard library.
 NUMPY_IN_KERNELS = ("interpreter", "compile", "catalogue", "lab")
 
@@ -94,6 +95,10 @@ def test_cupy_and_kernels_stay_in_the_cuda_backend(library: str) -> None:
 def test_numpy_stays_out_of_kernel_files() -> None:
     users = {name for name in importers("numpy") if name.startswith("kernels/")}
     assert {name for name in users if not name.removeprefix("kernels/").startswith(NUMPY_IN_KERNELS)} == set()
+
+
+def test_the_cubin_cache_is_the_compiler_s_alone() -> None:
+    assert importers("cutile_cache") <= {"kernels/compile.py"}
 
 
 def test_command_files_are_short() -> None:
