@@ -318,13 +318,15 @@ def _workspace(op: str, workspace: Any, config: AttentionConfig, heads: int, kv_
 
 def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
     """One token in each context bucket."""
-    heads = {"kv_heads": model.kv_heads, "head_dim": model.head_dim}
-    gain = ArraySpec((1, model.head_dim), dtype) if model.qk_norm else None
+    gain = ArraySpec((1, model.head_dim), "float32") if model.qk_norm else None
     cos, sin = (ArraySpec((4096, model.head_dim // 2), "float32") for _ in range(2))
     k_pool, v_pool = pool_specs(model, dtype)
     qkv, out = ArraySpec((1, model.qkv_rows), dtype), ArraySpec((1, model.attention_width), dtype)
     for context in (*CONTEXTS, 4096):
         config = attention_config(launcher.arch, model.kv_heads, context)
-        workspace = ArraySpec(workspace_floats(config, model.heads, **heads), "float32")
+        workspace = ArraySpec(workspace_floats(config, model.heads, model.kv_heads, model.head_dim), "float32")
         arrays = (qkv, gain, gain, cos, sin, k_pool, v_pool, ArraySpec(64, "int32"), ArraySpec(1, "int32"))
-        attention_decode(launcher, *arrays, workspace, out, **heads, context=context)
+        attention_decode(
+            launcher, *arrays, workspace, out, kv_heads=model.kv_heads, head_dim=model.head_dim, context=context,
+            eps=model.eps,
+        )  # fmt: skip

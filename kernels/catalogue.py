@@ -59,19 +59,14 @@ class Entry:
     record: Recorded
 
 
-def known_models() -> list[Model]:
-    """Every shape of kernels.shapes in every type that it is compiled in."""
-    return [(name, shape, dtype) for dtype, models in variants().items() for name, shape in models]
-
-
 def entries(arch: str, *, models: Iterable[Model] | None = None, families: Iterable[str] = FAMILIES) -> Iterator[Entry]:
     """Distinct kernels for `arch`: plain, and under programmatic dependent launch where the target has it.
 
     Args:
-        models: whose shapes to record; None means known_models().
+        models: whose shapes to record; None means kernels.shapes.variants().
         families: modules, such as "kernels.norm".
     """
-    wanted = known_models() if models is None else list(models)
+    wanted = variants() if models is None else list(models)
     for family in families:
         for pdl in (False, True) if number(arch) >= 90 else (False,):
             yield from _record(family, arch, wanted, pdl=pdl)
@@ -114,4 +109,4 @@ def faults(result: Compiled, family: str) -> list[str]:
     return problems
 
 
-__all__ = ["FAMILIES", "TARGETS", "Entry", "Model", "entries", "faults", "known_models", "records"]
+__all__ = ["FAMILIES", "TARGETS", "Entry", "Model", "entries", "faults", "records"]

@@ -49,29 +49,41 @@ Disassemble = Literal["never", "needed", "always"]
 class CompileError(Exception):
     """The compiler refused a kernel, ran out of time, or was not found. `hint` says what to do about it."""
 
-    def __init__(self, kernel: str, arch: str, message: str, hint: str | None = None) -> None:
+    def __init__(
+        self, kernel: str, arch: str, message: str, hint: str | None = None, record: Recorded | None = None
+    ) -> None:
         super().__init__(f"{kernel} for {arch}: {message}")
         self.kernel = kernel
         self.arch = arch
+        self.message = message
         self.hint = hint
+        self.record = record
 
 
 @dataclass(frozen=True)
 class Compiled:
     """One kernel for one target.
 
-    `cached` is True where tileiras did not have to run; `uses_mma` whether its Tile IR has a matrix product.
+    `record` is what was compiled; `cached` is True where tileiras did not have to run; `uses_mma` whether the Tile IR
+    has a matrix product.
     """
 
-    kernel: str
+    record: Recorded
     arch: str
     symbol: str
-    hints: tuple[tuple[str, Any], ...]
     seconds: float
     cached: bool
     uses_mma: bool
     resources: Resources
     cubin_bytes: int
+
+    @property
+    def kernel(self) -> str:
+        return self.record.name
+
+    @property
+    def hints(self) -> tuple[tuple[str, Any], ...]:
+        return self.record.hints
 
 
 def compiler_version() -> str:
@@ -117,10 +129,10 @@ def _job(record: Recorded, arch: str) -> _Job:
         key = cache_key(version, arch, opt_level, bytecode, debug)
         return _Job(record, arch, signature.symbol, bytecode, key, uses_mma)
     except Exception as error:
-        raise _explain(record.name, arch, error) from error
+        raise _explain(record, arch, error) from error
 
 
-def _explain(name: str, arch: str, error: Exception) -> CompileError:
+def _explain(record: Recorded, arch: str, error: Exception) -> CompileError:
     """The compiler's message with the way out, where there is a known one."""
     text = str(error) or type(error).__name__
     hint = None
@@ -129,7 +141,7 @@ def _explain(name: str, arch: str, error: Exception) -> CompileError:
         hint = "install the compiler: pip install 'cuda-tile[tileiras]'"
     elif home and "Return code 5" in text and _find_compiler_bin().pass_cuda_home_var:
         hint = f"unset CUDA_HOME: it names {home}, whose toolkit may be older than tileiras"
-    return CompileError(name, arch, text, hint)
+    return CompileError(record.name, arch, text, hint, record)
 
 
 def _tileiras(job: _Job, timeout: float | None) -> bytes:
@@ -166,11 +178,9 @@ def _compile(
                 cache_store(str(folder), job.key, cubin, metadata.to_dict())
         found = _resources(job, cubin, disassemble)
     except Exception as error:
-        raise _explain(job.record.name, job.arch, error) from error
+        raise _explain(record, arch, error) from error
     seconds = time.perf_counter() - start
-    return Compiled(
-        job.record.name, job.arch, job.symbol, job.record.hints, seconds, cached, job.uses_mma, found, len(cubin)
-    )
+    return Compiled(record, arch, job.symbol, seconds, cached, job.uses_mma, found, len(cubin))
 
 
 def compile_one(

@@ -121,6 +121,6 @@ def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
     """A chunk of 512 tokens, and the start of a decode step."""
     table = ArraySpec((model.vocab, model.hidden), dtype)
     embedding(launcher, ArraySpec(512, "int32"), table, ArraySpec((512, model.hidden), "float32"))
-    row, stream = ArraySpec((1, model.hidden), dtype), ArraySpec((1, model.hidden), "float32")
+    row, gain = ArraySpec((1, model.hidden), dtype), ArraySpec((1, model.hidden), "float32")
     sums = ArraySpec((1, square_slots(launcher.arch, model.hidden, model.ffn)), "float32")
-    embedding_decode(launcher, ArraySpec(1, "int32"), table, row, stream, row, sums)
+    embedding_decode(launcher, ArraySpec(1, "int32"), table, gain, gain, row, sums)

@@ -107,7 +107,9 @@ def kv_write(
 
 def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
     """A chunk of 512 tokens."""
-    gain = ArraySpec((1, model.head_dim), dtype) if model.qk_norm else None
+    gain = ArraySpec((1, model.head_dim), "float32") if model.qk_norm else None
     cos, sin = (ArraySpec((4096, model.head_dim // 2), "float32") for _ in range(2))
     arrays = (ArraySpec((512, model.qkv_rows), dtype), gain, cos, sin, ArraySpec(1, "int32"), ArraySpec(64, "int32"))
-    kv_write(launcher, *arrays, *pool_specs(model, dtype), kv_heads=model.kv_heads, head_dim=model.head_dim)
+    kv_write(
+        launcher, *arrays, *pool_specs(model, dtype), kv_heads=model.kv_heads, head_dim=model.head_dim, eps=model.eps
+    )

@@ -330,18 +330,22 @@ def model_launches(launcher: Launcher, model: ModelShape, dtype: str, tokens: in
 
     weights = {name: array(*shape) for name, shape in model.products.items()}
     stream, normed = array(tokens, model.hidden, of="float32"), array(tokens, model.hidden)
-    gain, act = array(1, model.hidden), array(tokens, model.ffn)
+    gain, act = array(1, model.hidden, of="float32"), array(tokens, model.ffn)
     o_sums, down_sums = (
         array(tokens, square_slots(launcher.arch, *model.products[name], tokens), of="float32")
         for name in ("o", "down")
     )
+    qkv_bias = array(1, model.qkv_rows) if model.qkv_bias else None
+    o_bias = array(1, model.hidden) if model.o_bias else None
     attended, logits = array(tokens, model.attention_width), array(tokens, model.vocab, of="float32")
-    linear_norm(launcher, normed, down_sums, weights["qkv"], array(tokens, model.qkv_rows), eps=1e-6)
-    linear_residual(launcher, attended, weights["o"], stream, gain, normed, o_sums)
+    linear_norm(
+        launcher, normed, down_sums, weights["qkv"], array(tokens, model.qkv_rows), eps=model.eps, bias=qkv_bias
+    )
+    linear_residual(launcher, attended, weights["o"], stream, gain, normed, o_sums, bias=o_bias)
     if model.activation == "xielu":
-        linear_xielu(launcher, normed, o_sums, weights["up"], array(2, of="float32"), act, eps=1e-6)
+        linear_xielu(launcher, normed, o_sums, weights["up"], array(2, of="float32"), act, eps=model.eps)
     else:
-        linear_swiglu(launcher, normed, o_sums, weights["up"], act, eps=1e-6)
+        linear_swiglu(launcher, normed, o_sums, weights["up"], act, eps=model.eps)
     linear_residual(launcher, act, weights["down"], stream, gain, normed, down_sums)
-    linear_norm(launcher, normed, down_sums, weights["lm_head"], logits, eps=1e-6)
+    linear_norm(launcher, normed, down_sums, weights["lm_head"], logits, eps=model.eps)
     linear(launcher, normed, weights["lm_head"], logits)  # after a prefill, whose last norm is a kernel of its own

@@ -300,23 +300,26 @@ def _launch(
 
 
 def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
-    """A layer's four products for a short prompt, two chunk lengths and a long one."""
-    for tokens in (16, 64, 512, 4096):
-        for product, op in (("qkv", ""), ("o", "_residual"), ("up", f"_{model.activation}"), ("down", "_residual")):
-            n, k = model.products[product]
-            _one_launch(launcher, op, tokens, n, k, dtype)
+    """A layer's four products at the lengths where configurations change."""
+    o_bias = ArraySpec(model.hidden, dtype) if model.o_bias else None
+    qkv_bias = ArraySpec(model.qkv_rows, dtype) if model.qkv_bias else None
+    for tokens in (64, 128, 256, 512, 1024, 2048, 4096):
+        act, normed = ArraySpec((tokens, model.ffn), dtype), ArraySpec((tokens, model.hidden), dtype)
+        attended, stream = ArraySpec((tokens, model.attention_width), dtype), ArraySpec(normed.shape, "float32")
+        weights = {name: ArraySpec(shape, dtype) for name, shape in model.products.items()}
 
+        def config(form: str, name: str, tokens: int = tokens) -> LinearPrefillConfig:
+            n, k = model.products[name]
+            return LinearPrefillConfig(**table_config(form, launcher.arch, tokens=tokens, n=n, k=k))
 
-def _one_launch(launcher: Launcher, op: str, tokens: int, n: int, k: int, dtype: str) -> None:
-    """One product over arrays without memory."""
-    config = LinearPrefillConfig(**table_config(f"linear_prefill{op}", launcher.arch, tokens=tokens, n=n, k=k))
-    x, w = ArraySpec((tokens, k), dtype), ArraySpec((n, k), dtype)
-    if op == "":
-        linear_prefill(launcher, x, w, ArraySpec((tokens, n), dtype), config=config)
-    elif op == "_residual":
-        linear_prefill_residual(launcher, x, w, ArraySpec((tokens, n), "float32"), config=config)
-    elif op == "_swiglu":
-        linear_prefill_swiglu(launcher, x, w, ArraySpec((tokens, n // 2), dtype), config=config)
-    else:
-        alphas, y = ArraySpec(2, "float32"), ArraySpec((tokens, n), dtype)
-        linear_prefill_xielu(launcher, x, w, alphas, y, config=config)
+        qkv, of_qkv = ArraySpec((tokens, model.qkv_rows), dtype), config("linear_prefill", "qkv")
+        linear_prefill(launcher, normed, weights["qkv"], qkv, config=of_qkv, bias=qkv_bias)
+        of_o = config("linear_prefill_residual", "o")
+        linear_prefill_residual(launcher, attended, weights["o"], stream, config=of_o, bias=o_bias)
+        of_up = config(f"linear_prefill_{model.activation}", "up")
+        if model.activation == "xielu":
+            linear_prefill_xielu(launcher, normed, weights["up"], ArraySpec(2, "float32"), act, config=of_up)
+        else:
+            linear_prefill_swiglu(launcher, normed, weights["up"], act, config=of_up)
+        of_down = config("linear_prefill_residual", "down")
+        linear_prefill_residual(launcher, act, weights["down"], stream, config=of_down)

@@ -64,4 +64,4 @@ def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
     """A chunk of 512 tokens, and the one row whose logits follow a prompt."""
     for tokens in (512, 1):
         x, y = ArraySpec((tokens, model.hidden), "float32"), ArraySpec((tokens, model.hidden), dtype)
-        rms_norm(launcher, x, ArraySpec((1, model.hidden), dtype), y, eps=1e-6)
+        rms_norm(launcher, x, ArraySpec((1, model.hidden), "float32"), y, eps=model.eps)

@@ -98,8 +98,10 @@ def qk_norm_rope_kv(
 
 def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
     """A chunk of 512 tokens."""
+    start = ArraySpec(1, "int32")
     qkv, queries = ArraySpec((512, model.qkv_rows), dtype), ArraySpec((512, model.attention_width), dtype)
-    gain = ArraySpec((1, model.head_dim), dtype) if model.qk_norm else None
+    gain = ArraySpec((1, model.head_dim), "float32") if model.qk_norm else None
     cos, sin = (ArraySpec((4096, model.head_dim // 2), "float32") for _ in range(2))
-    heads = {"kv_heads": model.kv_heads, "head_dim": model.head_dim}
-    rope_queries(launcher, qkv, gain, cos, sin, ArraySpec(1, "int32"), queries, **heads)
+    rope_queries(
+        launcher, qkv, gain, cos, sin, start, queries, kv_heads=model.kv_heads, head_dim=model.head_dim, eps=model.eps
+    )

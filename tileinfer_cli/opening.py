@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tileinfer_cli.commandline import Cli
-    from tileinfer_cli.options import ModelFlags, PromptFlags, StopFlags, ThinkingFlags
+    from tileinfer_cli.options import CompilerFlags, ModelFlags, PromptFlags, StopFlags, ThinkingFlags
     from tileinfer_cli.terminal import Streams
     from tileinfer_core.backends.select import BackendChoice
     from tileinfer_core.bench import Loaded
@@ -44,18 +44,24 @@ def find_model(cli: Cli, settings: Settings, reference: str | None) -> ModelFold
 
 
 def engine_options(flags: ModelFlags, settings: Settings) -> EngineOptions:
-    from tileinfer_core.compiler_settings import configure_compiler
     from tileinfer_core.engine import EngineOptions
 
-    wanted = ("compiler_timeout", "kernel_cache", "kernel_cache_size")
-    configure_compiler(os.environ, {name: _chosen(name, flags, settings) for name in wanted})
+    set_compiler(flags, settings)
     return EngineOptions(
         backend=flags.backend.value if flags.backend else settings.backend.value,
         context=flags.context if flags.context is not None else settings.context.value,
     )
 
 
-def _chosen(name: str, flags: ModelFlags, settings: Settings) -> Setting[Any]:
+def set_compiler(flags: CompilerFlags, settings: Settings) -> None:
+    """Time limit and cache of the kernels' compiler, in the environment that it reads when it is imported."""
+    from tileinfer_core.compiler_settings import configure_compiler
+
+    wanted = ("compiler_timeout", "kernel_cache", "kernel_cache_size")
+    configure_compiler(os.environ, {name: _chosen(name, flags, settings) for name in wanted})
+
+
+def _chosen(name: str, flags: CompilerFlags, settings: Settings) -> Setting[Any]:
     """The flag, else the setting of the same name."""
     value = getattr(flags, name)
     found: Setting[Any] = getattr(settings, name)

@@ -12,8 +12,9 @@ from typing import Annotated
 
 import typer
 
-_MODEL, _PROMPT, _SAMPLING, _STOPPING, _THINKING, _OUTPUT = (
+_MODEL, _COMPILER, _PROMPT, _SAMPLING, _STOPPING, _THINKING, _OUTPUT = (
     "Model",
+    "Compiler",
     "Prompt",
     "Sampling",
     "When to stop",
@@ -75,15 +76,31 @@ ThinkFlag = Annotated[
 ]
 
 
+ArchOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--arch",
+        metavar="SM_XX",
+        help="Architecture, such as sm_90; several with commas or by repeating. Without it: this machine's GPU.",
+    ),
+]
+ShapeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="MODEL",
+        help="Only the kernels of this model: a shape's name (Qwen3-4B), an alias or a model on disk; may be repeated.",
+    ),
+]
+
+
 @dataclass(frozen=True)
-class ModelFlags:
-    model: ModelOption = None
-    backend: BackendOption = None
-    context: ContextOption = None
+class CompilerFlags:
     compiler_timeout: Annotated[
         float | None,
         typer.Option(
-            "--compiler-timeout", metavar="S", help="Seconds for one kernel's compilation.", rich_help_panel=_MODEL
+            "--compiler-timeout", metavar="S", help="Seconds for one kernel's compilation.", rich_help_panel=_COMPILER
         ),
     ] = None
     kernel_cache: Annotated[
@@ -92,15 +109,22 @@ class ModelFlags:
             "--kernel-cache",
             metavar="DIR",
             help="Where compiled kernels are kept; off keeps none.",
-            rich_help_panel=_MODEL,
+            rich_help_panel=_COMPILER,
         ),
     ] = None
     kernel_cache_size: Annotated[
         int | None,
         typer.Option(
-            "--kernel-cache-size", metavar="BYTES", help="The most that folder may hold.", rich_help_panel=_MODEL
+            "--kernel-cache-size", metavar="BYTES", help="The most that folder may hold.", rich_help_panel=_COMPILER
         ),
     ] = None
+
+
+@dataclass(frozen=True)
+class ModelFlags(CompilerFlags):
+    model: ModelOption = None
+    backend: BackendOption = None
+    context: ContextOption = None
 
 
 @dataclass(frozen=True)

@@ -1,37 +1,46 @@
 """The kernels as `tileinfer kernels list` and `kernels compile` see them: which there are, and what each compiles to.
 
-Beside backends/cuda the only importer of `kernels`, and only inside functions: cuda-tile may not be installed. Nothing
-here needs a GPU.
+Beside backends/cuda the only importer of `kernels`. Importing this file raises BackendUnavailableError where cuda-tile
+is missing or broken. Nothing here needs a GPU.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tileinfer_core.aliases import DEMO, lookup, nearest
-from tileinfer_core.cuda_probe import find_compiler, mismatched_packages, probe_driver
+from tileinfer_core.config import ModelConfig
+from tileinfer_core.cuda_probe import compiler_path, find_compiler, mismatched_packages, probe_driver
 from tileinfer_core.errors import BackendUnavailableError, ModelNotFoundError, TileinferError, UsageError
+from tileinfer_core.models.define import define_model
 from tileinfer_core.progress import OnProgress, ProgressEvent, silent
+
+INSTALL = 'pip install "cuda-tile[tileiras]"'
+try:
+    from kernels import catalogue, configs
+    from kernels.compile import TARGETS, compile_all
+    from kernels.shapes import MODELS, ModelShape
+    from tileinfer_core.backends.cuda.plan import refuse_unsupported
+except ImportError as _error:
+    raise BackendUnavailableError(f"the kernels need cuda-tile: {_error}", hint=INSTALL) from _error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from kernels.catalogue import Entry, Model
     from kernels.compile import Compiled, CompileError
-    from tileinfer_core.config import ModelConfig
     from tileinfer_core.store import Store
 
-INSTALL = 'pip install "cuda-tile[tileiras]"'
 MAX_WORKERS = 8
 _DEMO_SHAPE = "SmolLM2-135M"
+_TASK = "compile kernels"
 
 
 @dataclass(frozen=True, slots=True)
 class KernelSummary:
-    """One kernel of the catalogue. `variants`: how many specialisations the models need; `formula`: what it computes."""
+    """One kernel of the catalogue. `variants`: specialisations that the models need; `formula`: what it computes."""
 
     family: str
     kernel: str
@@ -69,7 +78,7 @@ class CompiledKernel:
 
 def this_gpu() -> str | None:
     """The architecture of this machine's first GPU, such as "sm_90"; None without one."""
-    gpus = probe_driver().gpus
+    gpus = probe_driver(with_smi=False).gpus
     return gpus[0].arch if gpus else None
 
 
@@ -99,16 +108,15 @@ def _known_arch(name: str) -> str:
 
 def _architectures() -> tuple[str, ...]:
     """What the compiler takes and the kernels have configurations for; without a compiler, what CI compiles."""
-    configs, tested = _kernels("configs"), _kernels("compile").TARGETS
     compiler = find_compiler(os.environ)
     oldest = min(configs.number(arch) for arch in configs.targets())
-    found = {*tested, *(compiler.architectures if compiler else ())}
+    found = {*TARGETS, *(compiler.architectures if compiler else ())}
     return tuple(sorted((arch for arch in found if configs.number(arch) >= oldest), key=configs.number))
 
 
 def notes(archs: Iterable[str]) -> list[str]:
     """What to tell the user of targets whose configurations are an older architecture's."""
-    tables = (_kernels("configs").table(arch) for arch in archs)
+    tables = (configs.table(arch) for arch in archs)
     return [table.note for table in tables if table.note]
 
 
@@ -117,45 +125,47 @@ def chosen_models(asked: Iterable[str], store: Store) -> list[Model] | None:
 
     Raises:
         UsageError: naming the shapes and models that the name resembles.
-        ModelError: the model is here, and damaged or not supported.
+        ModelError: the model is here, and damaged or not supported by the GPU engine.
     """
     found = [_model(name, store) for name in asked]
     return found or None
 
 
 def _model(name: str, store: Store) -> Model:
-    shapes = _kernels("shapes").MODELS
-    by_name = {known.lower(): known for known in shapes}
-    if name.lower() in by_name:
-        known = by_name[name.lower()]
-        return known, shapes[known], "bfloat16"
+    known = next((known for known in MODELS if known.lower() == name.lower()), None)
+    if known is not None:
+        return known, MODELS[known], "bfloat16"
     try:
         folder = store.resolve(name)
     except ModelNotFoundError:
-        return _famous(name, store, shapes)
-    from tileinfer_core.config import ModelConfig
-
+        return _famous(name, store)
     config = ModelConfig.load(folder.path)
     return folder.name, shape_of(config), "float16" if config.dtype == "float16" else "bfloat16"
 
 
-def _famous(name: str, store: Store, shapes: dict[str, Any]) -> Model:
+def _famous(name: str, store: Store) -> Model:
     """A model that is not on this disk, by the name that its Hub id ends with."""
     model = lookup(name, store.aliases) or name
     tail = model.rpartition("/")[2].lower()
-    ends = [known for known in shapes if tail == known.lower() or tail.startswith(known.lower() + "-instruct")]
+    ends = [known for known in MODELS if tail == known.lower() or tail.startswith(known.lower() + "-instruct")]
     if model == DEMO:
-        return DEMO, shapes[_DEMO_SHAPE], "float16"
+        return DEMO, MODELS[_DEMO_SHAPE], "float16"
     if ends:
-        return model, shapes[ends[0]], "bfloat16"
-    near = nearest(name, [*shapes, *store.known_names()])
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(shapes)}, and models on this disk"
+        return model, MODELS[ends[0]], "bfloat16"
+    near = nearest(name, [*MODELS, *store.known_names()])
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(MODELS)}, and models on this disk"
     raise UsageError(f"no model {name!r} whose shapes are known", hint=hint)
 
 
-def shape_of(config: ModelConfig) -> Any:
-    """What the kernels depend on of a model, as kernels.shapes has it."""
-    return _kernels("shapes").ModelShape(
+def shape_of(config: ModelConfig) -> ModelShape:
+    """What the kernels depend on of a model, as kernels.shapes has it.
+
+    Raises:
+        UnsupportedModelError: a shape that the GPU engine refuses.
+    """
+    structure = define_model(config, tied=config.tie_word_embeddings).structure
+    refuse_unsupported(structure)
+    return ModelShape(
         hidden=config.hidden_size,
         layers=config.num_hidden_layers,
         heads=config.num_attention_heads,
@@ -163,15 +173,18 @@ def shape_of(config: ModelConfig) -> Any:
         head_dim=config.head_dim,
         ffn=config.intermediate_size,
         vocab=config.vocab_size,
-        activation="xielu" if config.hidden_act == "xielu" else "swiglu",
-        qk_norm=config.model_type in {"qwen3", "apertus"},
+        activation="swiglu" if structure.activation == "silu" else structure.activation,
+        qk_norm=structure.qk_norm,
+        eps=structure.rms_norm_eps,
+        qkv_bias=structure.qkv_bias,
+        o_bias=structure.o_bias,
     )
 
 
 def list_kernels(arch: str, models: Sequence[Model] | None = None) -> list[KernelSummary]:
     """Every kernel that runs on `arch`, by family."""
     found: dict[tuple[str, str], list[Entry]] = {}
-    for entry in _entries(arch, models):
+    for entry in catalogue.entries(arch, models=models):
         found.setdefault((entry.family, entry.record.name), []).append(entry)
     return [
         KernelSummary(
@@ -208,32 +221,39 @@ def compile_kernels(
     if workers is not None and not 1 <= workers <= 256:
         raise UsageError(f"--workers must be from 1 to 256, found {workers}")
     _require_compiler()
-    entries = {arch: _entries(arch, models) for arch in archs}
+    entries = {arch: list(catalogue.entries(arch, models=models)) for arch in archs}
     total, before = sum(map(len, entries.values())), 0
     count = workers or min(MAX_WORKERS, os.cpu_count() or 1)
     for arch, wanted in entries.items():
         by_record = {entry.record.identity(): entry for entry in wanted}
-        task = f"compile for {arch}" if len(archs) == 1 else "compile"
-        on_progress(ProgressEvent(task, before, total, "kernels"))
-        results = _kernels("compile").compile_all(
+        on_progress(ProgressEvent(_TASK, before, total, "kernels"))
+        results = compile_all(
             [entry.record for entry in wanted], arch, workers=count, timeout=timeout, disassemble="needed"
         )
         for done, result in enumerate(results, before + 1):
+            assert result.record is not None  # noqa: S101 - compile_all names what it compiled
             yield _report(by_record[result.record.identity()], arch, result)
-            on_progress(ProgressEvent(task, done, total, "kernels"))
+            on_progress(ProgressEvent(_TASK, done, total, "kernels"))
         before += len(by_record)
 
 
 def _report(entry: Entry, arch: str, result: Compiled | CompileError) -> CompiledKernel:
     record = entry.record
-    about: tuple[Any, ...] = (entry.family.removeprefix("kernels."), record.name, arch, entry.pdl, entry.models)
-    about += (dict(record.hints), record.signature().symbol)
+    about: dict[str, Any] = {
+        "family": entry.family.removeprefix("kernels."),
+        "kernel": record.name,
+        "arch": arch,
+        "pdl": entry.pdl,
+        "models": entry.models,
+        "hints": dict(record.hints),
+        "signature": record.signature().symbol,
+    }
     if isinstance(result, Exception):
-        return CompiledKernel(*about, error=result.message, hint=result.hint)
+        return CompiledKernel(**about, error=result.message, hint=result.hint)
     found = result.resources
     counted = found.instructions is not None
     return CompiledKernel(
-        *about,
+        **about,
         registers=found.registers,
         shared_bytes=found.shared_bytes,
         spills=found.spills,
@@ -253,32 +273,8 @@ def failure(results: Iterable[CompiledKernel]) -> TileinferError | None:
     return TileinferError(f"{first.kernel} for {first.arch} did not compile{others}: {first.error}", hint=first.hint)
 
 
-def _entries(arch: str, models: Sequence[Model] | None) -> list[Entry]:
-    """Distinct kernels for one target.
-
-    Raises:
-        UsageError: a model has a shape that a kernel refuses.
-    """
-    try:
-        return list(_kernels("catalogue").entries(arch, models=models))
-    except ValueError as error:
-        raise UsageError(f"the kernels don't take this model's shape: {error}") from error
-
-
 def _require_compiler() -> None:
-    if find_compiler(os.environ) is None:
+    if compiler_path(os.environ)[0] is None:
         mismatch = mismatched_packages()
         found = f"its packages differ ({mismatch})" if mismatch else "not found"
         raise BackendUnavailableError(f"tileiras, the compiler of the kernels: {found}", hint=INSTALL)
-
-
-def _kernels(module: str) -> Any:
-    """A module of `kernels`.
-
-    Raises:
-        BackendUnavailableError: cuda-tile is missing or broken.
-    """
-    try:
-        return import_module(f"kernels.{module}")
-    except ImportError as error:
-        raise BackendUnavailableError(f"the kernels need cuda-tile: {error}", hint=INSTALL) from error

@@ -22,6 +22,7 @@ def register() -> typer.Typer:
         doctor,
         eval_text,
         generate,
+        kernels,
         list_models,
         pull,
         rm,
@@ -59,4 +60,5 @@ def register() -> typer.Typer:
             epilog=module.EXAMPLES,
             rich_help_panel=heading,
         )(command(module.run))
+    app.add_typer(kernels.group(), name=kernels.NAME, rich_help_panel="Look inside")
     return app

@@ -6,7 +6,7 @@ import typer
 
 from tileinfer_cli import opening, render
 from tileinfer_cli.commandline import Cli
-from tileinfer_cli.options import ArchOption, JsonFlag, QuietFlag, ShapeOption
+from tileinfer_cli.options import ArchOption, CompilerFlags, JsonFlag, QuietFlag, ShapeOption
 
 if TYPE_CHECKING:
     from tileinfer_core.kernel_tools import CompiledKernel
@@ -26,8 +26,10 @@ def run(
     arch: ArchOption = None,
     model: ShapeOption = None,
     workers: Annotated[
-        int | None, typer.Option("--workers", metavar="N", help="Compilers at a time; without it, the cores, at most 8.")
+        int | None,
+        typer.Option("--workers", metavar="N", help="Compilers at a time; by default a core each, at most 8."),
     ] = None,
+    compiler: CompilerFlags,
     as_json: JsonFlag = False,
     quiet: QuietFlag = False,
 ) -> None:
@@ -37,7 +39,9 @@ def run(
     """
     from tileinfer_core import kernel_tools as tools
 
-    store = opening.open_store(opening.load_settings())
+    settings = opening.load_settings()
+    opening.set_compiler(compiler, settings)
+    store = opening.open_store(settings)
     models = tools.chosen_models(model or (), store)
     archs = tools.chosen_archs(arch or ())
     with render.Progress(cli.streams.err, lasting=True, quiet=quiet) as progress:

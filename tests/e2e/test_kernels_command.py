@@ -1,0 +1,163 @@
+"""`tileinfer kernels list|compile` as a process: what it prints, what it refuses, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.checkpoints import write_checkpoint
+from tests.reference import tiny_models
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytest.importorskip("cuda.tile")
+
+# One process with a fault put into it: no compiler anywhere, or one that refuses a kernel.
+WITHOUT_COMPILER = "from tileinfer_core import cuda_probe; cuda_probe._pip_tileiras = lambda: None"
+REFUSING = """
+import kernels.compile
+real = kernels.compile._job
+def refuse(record, arch):
+    if record.name == "rms_norm_kernel":
+        raise kernels.compile._explain(record, arch, RuntimeError("registers [bold]ran out[/bold]"))
+    return real(record, arch)
+kernels.compile._job = refuse
+"""
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder small enough to compile for in seconds."""
+    config = {**tiny_models.VARIANTS["qwen3-tied"], "head_dim": 64}
+    arrays = {t: tiny_models._values(t, shape) for t, shape in tiny_models.shapes(config).items()}
+    return write_checkpoint(tmp_path_factory.mktemp("tiny") / "model", config, arrays, dtype="BF16")
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One cache for the file, so that each kernel is compiled once."""
+    return str(tmp_path_factory.mktemp("cutile-cache"))
+
+
+@pytest.fixture
+def with_fault(environment, cache):
+    """with_fault(PRELUDE, *arguments): the command line after a piece of Python."""
+
+    def run(prelude: str, *args: str) -> subprocess.CompletedProcess[str]:
+        program = f"{prelude}\nimport sys\nfrom tileinfer_cli.app import run\nsys.exit(run(sys.argv[1:]))"
+        environ = environment | {"CUDA_TILE_CACHE_DIR": cache, "PATH": "/usr/bin:/bin"}
+        command = [sys.executable, "-c", program, *args]
+        return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=200, check=False)
+
+    return run
+
+
+def test_list_names_every_kernel_with_its_formula(tileinfer) -> None:
+    result = tileinfer("kernels", "list", "--arch", "sm_80", "--json")
+    assert (result.code, result.err) == (0, "")
+    kernels = {kernel["kernel"]: kernel for kernel in json.loads(result.out)["sm_80"]}
+    assert {"linear_kernel", "linear_tokens_kernel", "attention_page_kernel", "sample_draw_kernel"} <= set(kernels)
+    assert kernels["embedding_kernel"]["formula"] == "stream[t, j] = table[ids[t], j]."
+    assert kernels["xielu_kernel"]["models"] == ["Apertus-8B"]
+    assert all(kernel["variants"] >= 1 for kernel in kernels.values())
+
+
+def test_list_as_a_table(tileinfer) -> None:
+    result = tileinfer("kernels", "list", "--arch", "sm_90,sm_103", "--model", "qwen3-4b")
+    assert result.code == 0
+    lines = result.out.splitlines()
+    assert lines[0].split() == ["ARCH", "FAMILY", "KERNEL", "VARIANTS", "COMPUTES"]
+    assert {line.split()[0] for line in lines[1:]} == {"sm_90", "sm_103"}
+    assert "xielu" not in result.out
+    assert result.err == (
+        "no kernel configurations for sm_103: using those of sm_100, the nearest older architecture\n"
+    )
+
+
+def test_compile_reports_what_each_kernel_needs_and_keeps_it(tileinfer, tiny: Path, cache: str) -> None:
+    arguments = ("kernels", "compile", "--arch", "sm_80", "--model", tiny)
+    first = tileinfer(*arguments, "--json", CUDA_TILE_CACHE_DIR=cache, timeout=200)
+    assert first.code == 0, first.err
+    found = json.loads(first.out)
+    assert {kernel["arch"] for kernel in found} == {"sm_80"}
+    assert all(kernel["models"] == [str(tiny)] and kernel["error"] is None for kernel in found)
+    assert all(0 < kernel["registers"] <= 255 and kernel["spills"] == 0 for kernel in found)
+    product = next(kernel for kernel in found if kernel["kernel"] == "attention_page_kernel")
+    assert product["tensor_core"] == ["HMMA"]
+    assert next(kernel for kernel in found if kernel["kernel"] == "rms_norm_kernel")["tensor_core"] == []
+    assert not any(kernel["cached"] for kernel in found)
+    assert first.err.splitlines()[0] == f"compile kernels   0 of {len(found)} kernels   0 %"
+    assert first.err.splitlines()[-1] == f"compile kernels   {len(found)} kernels   100 %"
+
+    again = tileinfer(*arguments, "-q", CUDA_TILE_CACHE_DIR=cache, timeout=200)
+    assert (again.code, again.err) == (0, "")
+    header, *rows = again.out.splitlines()
+    assert header.split()[:6] == ["ARCH", "KERNEL", "REGISTERS", "SHARED", "SPILLS", "TENSOR"]
+    assert len(rows) == len(found)
+    assert all("cached" in row for row in rows)
+
+
+def test_a_kernel_that_does_not_compile(with_fault, tiny: Path) -> None:
+    """Kernel, target and the compiler's words, as they are; the other kernels are compiled and shown."""
+    done = with_fault(REFUSING, "kernels", "compile", "--arch", "sm_80", "--model", str(tiny), "-q")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: rms_norm_kernel for sm_80 did not compile (and 1 more): registers [bold]ran")
+    assert "embedding_kernel" in done.stdout
+    assert "rms_norm_kernel" not in done.stdout
+
+
+def test_no_compiler(with_fault) -> None:
+    done = with_fault(WITHOUT_COMPILER, "kernels", "compile", "--arch", "sm_90")
+    assert done.returncode == 8
+    assert done.stdout == ""
+    assert done.stderr == (
+        'error: tileiras, the compiler of the kernels: not found\n  pip install "cuda-tile[tileiras]"\n'
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "message", "hint"),
+    [
+        (["--arch", "sm_91"], "no architecture 'sm_91'", "did you mean sm_90"),
+        (["--arch", "sm_90", "--arch", "sm_70"], "no architecture 'sm_70'", "sm_"),
+        (["--arch", "hopper"], "no architecture 'hopper'", "known: sm_80, sm_86"),
+        (["--arch", "sm_90", "-m", "Qwen3-5B"], "no model 'Qwen3-5B'", "did you mean Qwen3-8B or Qwen3-4B"),
+        (["--arch", "sm_90", "-m", "qwen3:5b"], "no model 'qwen3:5b'", "did you mean qwen3:"),
+        (["--arch", "sm_90", "--workers", "0"], "--workers must be from 1 to 256, found 0", None),
+        ([], "no GPU here whose architecture to take", "--arch sm_90"),
+    ],
+)
+def test_refusals(args: list[str], message: str, hint: str | None, tileinfer) -> None:
+    if not args and _has_gpu():
+        pytest.skip("the GPU here is the default")
+    result = tileinfer("kernels", "compile", *args)
+    assert (result.code, result.out) == (2, "")
+    assert message in result.err
+    assert hint is None or hint in result.err
+    assert len(result.err.splitlines()) <= 2
+
+
+def test_a_shape_that_the_kernels_do_not_take(tileinfer, hello: Path) -> None:
+    result = tileinfer("kernels", "compile", "--arch", "sm_90", "--model", hello)
+    assert result.code == 7
+    assert result.err.startswith("error: the CUDA kernels do not take")
+
+
+@pytest.mark.parametrize("name", ["Qwen3-0.6B", "qwen3:0.6b", "Qwen/Qwen3-0.6B"])
+def test_a_model_by_any_of_its_names(name: str, tileinfer) -> None:
+    result = tileinfer("kernels", "list", "--arch", "sm_80", "--model", name, "--json")
+    assert result.code == 0
+    assert {model for kernel in json.loads(result.out)["sm_80"] for model in kernel["models"]} == {
+        name if name != "qwen3:0.6b" else "Qwen/Qwen3-0.6B"
+    }
+
+
+def _has_gpu() -> bool:
+    from tileinfer_core.kernel_tools import this_gpu
+
+    return this_gpu() is not None
