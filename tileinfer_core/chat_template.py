@@ -22,6 +22,7 @@ from jinja2 import Template
 from jinja2.exceptions import TemplateSyntaxError
 
 from tileinfer_core.errors import DamagedModelError, ModelError
+from tileinfer_core.files import FileTooLargeError, read_small
 from tileinfer_core.jsonfile import read_json_object
 from tileinfer_core.template_marks import mark_segments
 from tileinfer_core.template_sandbox import RefusedConversationError, TemplateEnvironment
@@ -194,9 +195,11 @@ def _find(folder: Path) -> dict[str, _Source]:
 
 def _read(path: Path) -> _Source:
     try:
-        if (length := path.stat().st_size) > MAX_BYTES:
-            raise DamagedModelError(f"{path}: has {length:,} bytes, expected at most {MAX_BYTES:,} in a chat template")
-        text = path.read_bytes().decode()
+        text = read_small(path, MAX_BYTES).decode()
+    except FileTooLargeError as error:
+        raise DamagedModelError(
+            f"{path}: has {error.size:,} bytes, expected at most {MAX_BYTES:,} in a chat template"
+        ) from None
     except OSError as error:
         raise DamagedModelError(f"{path}: can't be read: {error.strerror}") from None
     except UnicodeDecodeError as error:

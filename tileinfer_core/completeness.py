@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from tileinfer_core.errors import DamagedModelError, ModelError
 from tileinfer_core.files import PARTIAL
+from tileinfer_core.jsonfile import read_json_object
 from tileinfer_core.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ def unfinished(folder: Path) -> tuple[int, int] | None:
     """(whole files, all files) of an interrupted pull into `folder`, or None when there is none."""
     partial = folder.with_name(folder.name + PARTIAL)
     try:
-        planned = json.loads((partial / PLAN_NAME).read_bytes())["files"]
+        planned = read_json_object(partial / PLAN_NAME)["files"]
         sizes = {str(path): int(size) for path, size in planned.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (ModelError, ValueError, KeyError, TypeError, AttributeError):
         return None
     whole = sum((partial / path).is_file() and (partial / path).stat().st_size == size for path, size in sizes.items())
     return whole, len(sizes)
@@ -60,11 +60,11 @@ def unfinished(folder: Path) -> tuple[int, int] | None:
 def quantization(folder: Path) -> str | None:
     """How the weights are quantised, by config.json; None when they are not, or when that can't be told."""
     try:
-        config: Any = json.loads((folder / "config.json").read_bytes())
+        config: Any = read_json_object(folder / "config.json")
         section = config.get("quantization_config")
         if not section:
             return None
         bits = section.get("config_groups", {}).get("group_0", {}).get("weights", {}).get("num_bits")
         return f"int{bits}" if bits else str(section.get("quant_method"))
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+    except (ModelError, AttributeError, TypeError):
         return None

@@ -11,8 +11,9 @@ import errno
 import hashlib
 import os
 import shutil
+import stat
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from tileinfer_core.errors import DiskError, TileinferError
 
@@ -58,6 +59,51 @@ def write_atomic(path: Path, data: bytes | str) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+
+
+def read_small(path: Path, max_bytes: int) -> bytes:
+    """The content of a regular file. A pipe would block and a device never end: both are OSErrors here.
+
+    Raises:
+        OSError: absent, unreadable, or not a file.
+        FileTooLargeError: more than `max_bytes`, by what the system says of it or by what came.
+    """
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with os.fdopen(handle, "rb", buffering=0) as file:
+        status = os.fstat(handle)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        content = b"" if status.st_size > max_bytes else _read_all(file, max_bytes + 1)
+    size = max(status.st_size, len(content))
+    if size > max_bytes:
+        raise FileTooLargeError(size)
+    return content
+
+
+def regular_size(path: Path) -> int:
+    """The size of a regular file, before it is opened: opening a pipe would wait for its writer. Raises OSError."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return status.st_size
+
+
+class FileTooLargeError(Exception):
+    """A file that was to be read whole has too many bytes; `size` says how many."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"{size:,} bytes")
+        self.size = size
+
+
+def _read_all(file: IO[bytes], at_most: int) -> bytes:
+    pieces, left = [], at_most
+    while left and (piece := file.read(min(left, CHUNK))):
+        pieces.append(piece)
+        left -= len(piece)
+    return b"".join(pieces)
 
 
 def fresh_folder(path: Path) -> Path:

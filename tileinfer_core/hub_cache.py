@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tileinfer_core.errors import ModelError
-from tileinfer_core.files import sha256_of
+from tileinfer_core.files import FileTooLargeError, read_small, sha256_of
 from tileinfer_core.weights import weight_files
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ def snapshot(cache: Path, model: str) -> tuple[Path, str] | None:
     """(folder, commit) of a model in the cache: the commit that refs/main names, else the newest one there."""
     base = cache / ("models--" + model.replace("/", "--"))
     try:
-        commit = (base / "refs" / "main").read_text().strip()
-    except (OSError, UnicodeDecodeError):
+        commit = read_small(base / "refs" / "main", 4096).decode().strip()
+    except (OSError, FileTooLargeError, UnicodeDecodeError):
         commit = ""
     if _COMMIT.fullmatch(commit) and (base / "snapshots" / commit).is_dir():
         return base / "snapshots" / commit, commit

@@ -10,6 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from tileinfer_core.errors import DamagedModelError
+from tileinfer_core.files import FileTooLargeError, read_small
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,12 +25,11 @@ def read_json_object(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Any
         DamagedModelError: absent, unreadable, too large, not UTF-8, not JSON, not an object, or a key given twice.
     """
     try:
-        size = path.stat().st_size
-        if size > max_bytes:
-            raise DamagedModelError(f"{path}: has {size:,} bytes, expected at most {max_bytes:,}")
-        return parse_json_object(path.read_bytes(), str(path))
+        return parse_json_object(read_small(path, max_bytes), str(path))
     except FileNotFoundError:
         raise DamagedModelError(f"{path}: missing", hint="fetch the model again with `tileinfer pull`") from None
+    except FileTooLargeError as error:
+        raise DamagedModelError(f"{path}: has {error.size:,} bytes, expected at most {max_bytes:,}") from None
     except OSError as error:
         raise DamagedModelError(f"{path}: can't be read: {error.strerror}") from error
 

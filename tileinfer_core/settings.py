@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tileinfer_core.errors import UsageError
+from tileinfer_core.files import FileTooLargeError, read_small
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEFAULT_MODEL = "demo"
+MAX_BYTES = 1 << 20
 BACKENDS = ("auto", "cuda", "cpu")
 
 _SAMPLING_TYPES: Mapping[str, type] = MappingProxyType(
@@ -119,10 +121,13 @@ def _home(environ: Mapping[str, str]) -> Path:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            table = tomllib.load(file)
+        table = tomllib.loads(read_small(path, MAX_BYTES).decode("utf-8-sig"))
     except FileNotFoundError:
         return {}
+    except FileTooLargeError as error:
+        raise UsageError(f"{path}: has {error.size:,} bytes, a config file may have {MAX_BYTES:,}") from None
+    except RecursionError:
+        raise UsageError(f"{path}: not usable TOML: nested too deeply") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: not valid TOML: {error}") from None
     except OSError as error:
@@ -187,5 +192,7 @@ def _positive(setting: Setting[int | None], key: str) -> Setting[int | None]:
 def _folder(setting: Setting[Any], environ: Mapping[str, str]) -> Setting[Path]:
     """The setting as an absolute path, with a leading ~ opened."""
     text = str(setting.value)
+    if "\0" in text:
+        raise UsageError(f"{setting.origin}: {text!r} can't be the name of a folder")
     path = _home(environ) / text[2:] if text.startswith("~/") else Path(text)
     return Setting(path.absolute(), setting.origin)

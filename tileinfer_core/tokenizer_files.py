@@ -95,6 +95,8 @@ def load_backend(folder: Path) -> Backend:
             f"{path}: missing, and TileInfer reads no other tokenizer format",
             hint="use a repository that has tokenizer.json (tokenizer.model alone is not enough)",
         )
+    if not path.is_file():
+        raise DamagedModelError(f"{path}: can't be read: not a regular file")
     try:
         with library_errors(str(path)):
             backend = Backend.from_file(str(path))

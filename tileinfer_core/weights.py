@@ -21,6 +21,7 @@ import numpy as np
 
 from tileinfer_core.dtypes import SAFETENSORS_DTYPES, dtype_name
 from tileinfer_core.errors import DamagedModelError, ModelError, UnsupportedModelError
+from tileinfer_core.files import regular_size
 from tileinfer_core.jsonfile import parse_json_object, read_json_object
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         UnsupportedModelError: a dtype without a NumPy counterpart.
     """
     try:
-        size = path.stat().st_size
+        size = regular_size(path)
         with path.open("rb") as file:
             prefix = file.read(8)
             length = int.from_bytes(prefix, "little")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from tileinfer_core.errors import DamagedModelError, ModelError, UnsupportedModelError
+from tileinfer_core.files import regular_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,6 +59,7 @@ class GgufFile:
             UnsupportedModelError: a version, byte order or tensor type that is not known.
         """
         try:
+            regular_size(path)
             with path.open("rb") as file:
                 if file.read(4) != b"GGUF":
                     raise _damaged(path, "it does not start with the letters GGUF")
