@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import cuda.tile as ct
 
 from kernels.configs import config as table_config
-from kernels.launch import check_array
+from kernels.launch import Together, check_array
 from kernels.notation import NEG_INF, ZERO, Int
 from kernels.sampling_layout import MASKED_LOGIT, STATE_WORDS, advance
 from kernels.specs import ArraySpec
@@ -118,10 +118,11 @@ def argmax(
     chunks = -(-width // config.chunk)
     check_array("argmax: partial_values", partial_values, (chunks,), "float32")
     check_array("argmax: partial_ids", partial_ids, (chunks,), "int32")
-    check_outputs("argmax", state, outputs)
     args = (logits.reshape(-1), partial_values, partial_ids, config.chunk, vocab, int(launcher.pdl))
-    launcher(argmax_chunk_kernel, (chunks, 1, 1), args)
-    argmax_merge(launcher, partial_values, partial_ids, state, outputs)
+    together = Together(launcher)
+    together(argmax_chunk_kernel, (chunks, 1, 1), args)
+    argmax_merge(together, partial_values, partial_ids, state, outputs)
+    together.launch()
 
 
 def argmax_merge(launcher: Launcher, partial_values: Any, partial_ids: Any, state: Any, outputs: SampleOutputs) -> None:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import cuda.tile as ct
 
 from kernels import configs
-from kernels.launch import check_array, with_hints
+from kernels.launch import Together, check_array, with_hints
 from kernels.notation import LOG2E, PAGE, ZERO, Bool, Float, Int
 from kernels.paged_cache import check_heads, check_pools, check_rope, optional_gain, pool_specs
 from kernels.rope_tiles import gain_halves, rotated
@@ -286,14 +286,18 @@ def attention_decode(
     kernel = attention_page_kernel if config.form == "page" else attention_loop_kernel
     if config.occupancy is not None:
         kernel = with_hints(kernel, occupancy=config.occupancy)
-    launcher(kernel, (kv_heads, config.splits + 1, 1), (*args, *constants))
+    together = Together(launcher)
+    together(kernel, (kv_heads, config.splits + 1, 1), (*args, *constants))
     merge = (parts, stats, out, group, config.splits, head_dim, launcher.pdl)
-    launcher(attention_merge_kernel, (kv_heads, group, 1), merge)
+    together(attention_merge_kernel, (kv_heads, group, 1), merge)
+    together.launch()
 
 
 def _check_context(op: str, config: AttentionConfig, context: int, cos: Any, block_table: Any) -> None:
     if config.splits < 1 or config.splits & (config.splits - 1):
         raise ValueError(f"{op}: {config.splits} splits, expected a power of two")
+    if context < 1:
+        raise ValueError(f"{op}: context is {context}, expected at least 1")
     if config.positions is not None and context > config.positions:
         raise ValueError(f"{op}: {config.splits} splits of one page hold {config.positions} positions, not {context}")
     pages = int(block_table.shape[0])

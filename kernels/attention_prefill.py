@@ -156,7 +156,7 @@ def attention_prefill(
         raise ValueError(f"attention_prefill: head_dim is {head_dim}, expected 64 or 128")
     check_array("attention_prefill: q", q, (None, None), *HALF, align=16)
     tokens, width = (int(n) for n in q.shape)
-    if width % (head_dim * kv_heads):
+    if kv_heads < 1 or width % (head_dim * kv_heads):
         raise ValueError(
             f"attention_prefill: q has {width} columns, expected a multiple of {kv_heads} KV heads * {head_dim}"
         )

@@ -59,17 +59,21 @@ class Entry:
     record: Recorded
 
 
-def entries(arch: str, *, models: Iterable[Model] | None = None, families: Iterable[str] = FAMILIES) -> Iterator[Entry]:
-    """Distinct kernels for `arch`: plain, and under programmatic dependent launch where the target has it.
+def entries(
+    arch: str, *, models: Iterable[Model] | None = None, families: Iterable[str] = FAMILIES, pdl: bool | None = None
+) -> Iterator[Entry]:
+    """Distinct kernels for `arch`.
 
     Args:
         models: whose shapes to record; None means kernels.shapes.variants().
         families: modules, such as "kernels.norm".
+        pdl: the form under programmatic dependent launch, or the plain one; None is the engine's choice, which is the
+            former wherever the target has it.
     """
     wanted = variants() if models is None else list(models)
+    dependent = number(arch) >= 90 if pdl is None else pdl
     for family in families:
-        for pdl in (False, True) if number(arch) >= 90 else (False,):
-            yield from _record(family, arch, wanted, pdl=pdl)
+        yield from _record(family, arch, wanted, pdl=dependent)
 
 
 def _record(family: str, arch: str, wanted: list[Model], *, pdl: bool) -> Iterator[Entry]:

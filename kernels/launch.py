@@ -38,6 +38,13 @@ class Launcher(Protocol):
     @property
     def pdl(self) -> bool: ...
 
+    def check(self, kernel: Any, args: Sequence[Any]) -> None:
+        """Refuse arrays that this launcher cannot reach.
+
+        Raises:
+            TypeError: an array is not where the launcher's kernels read.
+        """
+
     def __call__(self, kernel: Any, grid: Grid, args: Sequence[Any]) -> None: ...
 
 
@@ -51,15 +58,40 @@ class GpuLauncher:
         self.arch = arch
         self.pdl = pdl
 
-    def __call__(self, kernel: Any, grid: Grid, args: Sequence[Any]) -> None:
+    def check(self, kernel: Any, args: Sequence[Any]) -> None:
         for arg in args:
             if hasattr(arg, "__array_interface__"):
                 name = kernel._pyfunc.__name__  # noqa: SLF001
                 raise TypeError(f"{name}: an argument of shape {arg.shape} is in host memory, expected a device array")
+
+    def __call__(self, kernel: Any, grid: Grid, args: Sequence[Any]) -> None:
+        self.check(kernel, args)
         if self.pdl:
             ct.launch(self.stream, grid, kernel, tuple(args), programmatic_dependent_launch=True)
         else:
             ct.launch(self.stream, grid, kernel, tuple(args))
+
+
+class Together:
+    """Several launches of one wrapper, none of which happens before all of them have passed every check."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self._launches: list[tuple[Any, Grid, Sequence[Any]]] = []
+        self.arch = launcher.arch
+        self.pdl = launcher.pdl
+
+    def check(self, kernel: Any, args: Sequence[Any]) -> None:
+        self._launcher.check(kernel, args)
+
+    def __call__(self, kernel: Any, grid: Grid, args: Sequence[Any]) -> None:
+        self.check(kernel, args)
+        self._launches.append((kernel, grid, args))
+
+    def launch(self) -> None:
+        """All of them, in order."""
+        for kernel, grid, args in self._launches:
+            self._launcher(kernel, grid, args)
 
 
 @functools.cache
@@ -93,8 +125,10 @@ def check_array(what: str, array: Any, shape: tuple[int | None, ...], *dtypes: s
 
     Raises:
         ValueError: wrong rank, length, layout (arrays must be C-contiguous) or alignment.
-        TypeError: wrong dtype.
+        TypeError: no array, or wrong dtype.
     """
+    if not hasattr(array, "dtype"):
+        raise TypeError(f"{what} is of type {type(array).__name__}, expected an array of {' or '.join(dtypes)}")
     if str(array.dtype) not in dtypes:
         raise TypeError(f"{what} has dtype {array.dtype}, expected {' or '.join(dtypes)}")
     found = tuple(array.shape)

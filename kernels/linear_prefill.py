@@ -206,7 +206,7 @@ def linear_prefill(
         ValueError, TypeError: shape, dtype or layout.
     """
     rows, columns = _check("linear_prefill", x, w, bias)
-    check_array("linear_prefill: y", y, (rows, columns), str(x.dtype))
+    check_array("linear_prefill: y", y, (rows, columns), str(x.dtype), align=16)
     _launch(launcher, linear_prefill_kernel, (x, w), bias, (y,), config)
 
 
@@ -219,7 +219,7 @@ def linear_prefill_residual(
         ValueError, TypeError: shape, dtype or layout.
     """
     rows, columns = _check("linear_prefill_residual", x, w, bias)
-    check_array("linear_prefill_residual: residual", residual, (rows, columns), "float32")
+    check_array("linear_prefill_residual: residual", residual, (rows, columns), "float32", align=16)
     _launch(launcher, linear_prefill_residual_kernel, (x, w), bias, (residual,), config)
 
 
@@ -234,7 +234,7 @@ def linear_prefill_swiglu(
     rows, columns = _check("linear_prefill_swiglu", x, w, bias)
     if columns % 2:
         raise ValueError(f"linear_prefill_swiglu: w has {columns} rows, expected gate and up rows in pairs")
-    check_array("linear_prefill_swiglu: y", y, (rows, columns // 2), str(x.dtype))
+    check_array("linear_prefill_swiglu: y", y, (rows, columns // 2), str(x.dtype), align=16)
     if not config.split_gate:
         _launch(launcher, linear_prefill_swiglu_kernel, (x, w), bias, (y,), config)
         return
@@ -265,21 +265,21 @@ def linear_prefill_xielu(
     """
     rows, columns = _check("linear_prefill_xielu", x, w, bias)
     check_array("linear_prefill_xielu: alphas", alphas, (2,), "float32")
-    check_array("linear_prefill_xielu: y", y, (rows, columns), str(x.dtype))
+    check_array("linear_prefill_xielu: y", y, (rows, columns), str(x.dtype), align=16)
     _launch(launcher, linear_prefill_xielu_kernel, (x, w), bias, (alphas, y), config)
 
 
 def _check(op: str, x: Any, w: Any, bias: Any) -> tuple[int, int]:
     """(T, N) of a product whose inputs fit together."""
-    check_array(f"{op}: x", x, (None, None), *HALF)
+    check_array(f"{op}: x", x, (None, None), *HALF, align=16)
+    check_array(f"{op}: w", w, (None, None), str(x.dtype), align=16)
     k = int(x.shape[1])
-    if len(w.shape) == 2 and int(w.shape[1]) != k:
+    if int(w.shape[1]) != k:
         raise ValueError(f"{op}: x has {k} columns, the weight expects {int(w.shape[1])}")
-    check_array(f"{op}: w", w, (None, k), str(x.dtype))
     if k % 8:
         raise ValueError(f"{op}: x has {k} columns, expected a multiple of 8 (rows of 16 bytes)")
     if bias is not None:
-        check_array(f"{op}: bias", bias, (int(w.shape[0]),), str(x.dtype))
+        check_array(f"{op}: bias", bias, (int(w.shape[0]),), str(x.dtype), align=16)
     return int(x.shape[0]), int(w.shape[0])
 
 

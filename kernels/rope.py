@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import cuda.tile as ct
 
 from kernels.kv_write import kv_write
-from kernels.launch import check_array
+from kernels.launch import Together, check_array
 from kernels.notation import ZERO, Bool, Float, Int
 from kernels.paged_cache import check_heads, check_rope, optional_gain
 from kernels.rope_tiles import gain_halves, rotated
@@ -89,11 +89,13 @@ def qk_norm_rope_kv(
     Raises:
         ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernels read.
     """
-    rope_queries(launcher, qkv, q_gain, cos, sin, start, queries, kv_heads=kv_heads, head_dim=head_dim, eps=eps)
+    together = Together(launcher)
+    rope_queries(together, qkv, q_gain, cos, sin, start, queries, kv_heads=kv_heads, head_dim=head_dim, eps=eps)
     kv_write(
-        launcher, qkv, k_gain, cos, sin, start, block_table, k_pool, v_pool, kv_heads=kv_heads, head_dim=head_dim,
+        together, qkv, k_gain, cos, sin, start, block_table, k_pool, v_pool, kv_heads=kv_heads, head_dim=head_dim,
         eps=eps,
     )  # fmt: skip
+    together.launch()
 
 
 def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:

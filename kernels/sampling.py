@@ -25,7 +25,7 @@ import cuda.tile as ct
 
 from kernels.argmax import SampleOutputs, check_outputs, output_specs, power_of_two
 from kernels.configs import config as table_config
-from kernels.launch import check_array
+from kernels.launch import Together, check_array
 from kernels.notation import NEG_INF, ZERO, Int
 from kernels.sampling_draw import draw
 from kernels.sampling_layout import (
@@ -271,19 +271,21 @@ def sample(
     for name, (shape, dtype) in sample_workspace_shapes(vocab, config).items():
         check_array(f"sample: workspace.{name}", getattr(workspace, name), shape, dtype, align=16)
     w, flat, pdl = workspace, logits.reshape(-1), int(launcher.pdl)
+    together = Together(launcher)
     chunk, sub, own = config.chunk, config.sub, config.own
     chunks = -(-vocab // chunk)
     args: tuple[Any, ...] = (flat, token_state, settings, w.adjusted, w.run_maxima, w.partials)
-    launcher(sample_adjust_kernel, (chunks, 1, 1), (*args, chunk, sub, pdl))
+    together(sample_adjust_kernel, (chunks, 1, 1), (*args, chunk, sub, pdl))
     args = (w.adjusted, w.run_maxima, settings, state, w.won_values, w.won_ids)
-    launcher(sample_select_kernel, (chunks, 1, 1), (*args, chunk, sub, COMPARES * sub // chunk, pdl))
+    together(sample_select_kernel, (chunks, 1, 1), (*args, chunk, sub, COMPARES * sub // chunk, pdl))
     args = (w.won_values.reshape(-1), w.won_ids.reshape(-1), w.run_maxima, settings, state)
     args += (w.sorted_values, w.sorted_ids)
     rows = min(CANDIDATES, chunks * chunk // sub)
-    launcher(sample_rank_kernel, (rows * sub // own, 1, 1), (*args, sub, own, COMPARES // own, pdl))
+    together(sample_rank_kernel, (rows * sub // own, 1, 1), (*args, sub, own, COMPARES // own, pdl))
     args = (flat, w.adjusted, w.partials, w.sorted_values, w.sorted_ids, settings, state, token_state)
     args += (outputs.sampled, outputs.length, outputs.ids, outputs.logprobs)
-    launcher(sample_draw_kernel, (1, 1, 1), (*args, power_of_two(chunks), config.tail, pdl))
+    together(sample_draw_kernel, (1, 1, 1), (*args, power_of_two(chunks), config.tail, pdl))
+    together.launch()
 
 
 def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:

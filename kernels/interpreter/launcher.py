@@ -56,12 +56,20 @@ class InterpreterLauncher:
         if self._chain is not None:
             self._chain.finish()
 
+    def check(self, kernel: Any, args: Sequence[Any]) -> None:
+        """Refuse arrays outside host memory, as GpuLauncher does those in it."""
+        for arg in args:
+            if hasattr(arg, "__cuda_array_interface__"):
+                name = kernel._pyfunc.__name__  # noqa: SLF001
+                raise TypeError(f"{name}: an argument of shape {arg.shape} is in device memory, expected a NumPy array")
+
     def __call__(self, kernel: Any, grid: Sequence[int], args: Sequence[Any]) -> None:
         """Run `kernel` on every block of `grid`. Arrays must be NumPy arrays.
 
         Raises:
             InterpreterError: the kernel broke a rule; memory then holds what had been written so far.
         """
+        self.check(kernel, args)
         self.launches += 1
         dimensions = tuple([*grid, 1, 1][:3])
         blocks = list(enumerate(block[::-1] for block in np.ndindex(*reversed(dimensions))))  # x fastest

@@ -14,7 +14,7 @@ from tests.reference.tolerance import assert_close
 
 PAGE = AttentionConfig("page", 8)
 LOOP = AttentionConfig("loop", 4, 4)
-HEADS = [(9, 3, 64), (16, 8, 128), (14, 2, 64), (4, 4, 128), (16, 2, 64)]
+HEADS = [(9, 3, 64), (16, 8, 128), (32, 8, 64), (32, 8, 128), (14, 2, 64), (4, 4, 128), (16, 2, 64)]
 
 
 class Call:
@@ -79,8 +79,8 @@ def test_heads(machine: Any, heads: int, kv_heads: int, d: int, config: Attentio
     assert_close(call.run(config)[0], call.want, "bfloat16" if dtype == "bfloat16" else "float16")
 
 
-@pytest.mark.parametrize("n", [1021, 4097])
-def test_long_contexts_in_their_own_buckets(machine: Any, n: int) -> None:
+@pytest.mark.parametrize("n", [1, 63, 64, 65, 1021, 4097])
+def test_contexts_in_their_own_buckets(machine: Any, n: int) -> None:
     heads, kv_heads, d = (2, 1, 64) if not machine.on_gpu else (32, 8, 128)
     call = Call(machine, heads, kv_heads, d, n, "bfloat16", norm=True)
     assert_close(call.run(attention_config(machine.arch, kv_heads, n))[0], call.want)

@@ -47,7 +47,7 @@ def run(
     return machine.host(out)[:tokens].reshape(rows.shape), expected
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (16, 8), (14, 2)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (16, 8), (32, 8), (14, 2)])
 @pytest.mark.parametrize("dim", [64, 128])
 def test_heads(machine: Any, heads: int, kv_heads: int, dim: int) -> None:
     assert_close(*run(machine, start=37, tokens=65, heads=heads, kv_heads=kv_heads, dim=dim))
@@ -60,6 +60,13 @@ def test_heads(machine: Any, heads: int, kv_heads: int, dim: int) -> None:
 def test_chunks(machine: Any, start: int, tokens: int, ahead: bool) -> None:
     config = AttentionPrefillConfig(tile_q=64, ahead=ahead)
     assert_close(*run(machine, start=start, tokens=tokens, heads=2, kv_heads=1, dim=64, config=config))
+
+
+@pytest.mark.parametrize("context", [1, 63, 64, 65, 1021, 4097])
+def test_the_end_of_a_long_prompt(machine: Any, context: int) -> None:
+    """Up to 70 tokens whose last one sees `context` positions."""
+    tokens = min(context, 70)
+    assert_close(*run(machine, start=context - tokens, tokens=tokens, heads=2, kv_heads=1, dim=128))
 
 
 @pytest.mark.parametrize("tile_q", [64, 128])
@@ -128,7 +135,7 @@ class TestRefusals:
         [
             ("q", (4, 100), "bfloat16", ValueError, "q has 100 columns, expected a multiple of 1 KV heads"),
             ("q", (4, 128), "float32", TypeError, "q has dtype float32, expected bfloat16 or float16"),
-            ("k_pool", (100, 64), "bfloat16", ValueError, "k_pool has 100 rows, expected a multiple of 1 heads"),
+            ("k_pool", (100, 64), "bfloat16", ValueError, "k_pool has 100 rows, expected a multiple of 1 KV heads"),
             ("k_pool", (128, 128), "bfloat16", ValueError, r"k_pool has shape \(128, 128\), expected \(any, 64\)"),
             ("v_pool", (64, 128), "bfloat16", ValueError, r"v_pool has shape \(64, 128\), expected \(128, 64\)"),
             ("block_table", (2,), "float32", TypeError, "block_table has dtype float32, expected int32"),

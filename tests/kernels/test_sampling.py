@@ -1,4 +1,8 @@
-"""kernels/sampling.py against a sampler that sorts: the same id for a seed and step, the right distribution."""
+"""kernels/sampling.py against two samplers that sort: the same id for a seed and step, the right distribution.
+
+tests/reference/sampling.py knows nothing of the product; tileinfer_core.sampling.Sampler is what the CPU backend draws
+with, so that a seed gives the same answer on both.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ from kernels.sampling import (
 from kernels.sampling_layout import IN_PROMPT, NEVER_SAMPLED
 from tests.reference import sampling as reference
 from tests.reference.sampling import Settings
+from tileinfer_core.sampling import Sampler, SamplingParams
 
 RING = 8
 FAMILIES = [151_936, 128_256, 131_072, 49_152, 32_003, 300, 1]
@@ -48,6 +53,15 @@ class Problem:
         state = (self.counts + self.in_prompt * IN_PROMPT).astype(np.int32)
         state[~self.allowed] = NEVER_SAMPLED
         return state
+
+    def history(self) -> list[int]:
+        """The ids of prompt and answer, as the CPU's sampler takes them; the answer is counts.sum() long."""
+        return [*np.flatnonzero(self.in_prompt), *np.repeat(np.arange(len(self.counts)), self.counts)]
+
+    def cpu_sampler(self, s: Settings) -> Sampler:
+        names = {"repetition_penalty": s.repetition, "presence_penalty": s.presence, "frequency_penalty": s.frequency}
+        shared = {name: getattr(s, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed")}
+        return Sampler(SamplingParams(**shared, **names), self.allowed)
 
     def scores(self, settings: Settings) -> np.ndarray:
         return reference.penalised(self.logits, settings, self.in_prompt, self.counts, self.allowed)
@@ -108,7 +122,9 @@ SETTINGS = [
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("step", [0.0, 0.5], ids=["distinct", "tied"])
 def test_same_id_as_the_reference(machine: Any, settings: Settings, step: float) -> None:
-    problem = Problem.draw(5003, seed=1, step=step)
+    if not machine.pdl:
+        pytest.skip("the kernels are the same without PDL, and this test is long")
+    problem = Problem.draw(2003, seed=1, step=step)
     device = Device(machine, problem, settings, step=41)
     drawn, logprob = device.sample()
     assert drawn == reference.sample(problem.scores(settings), settings, 41)
@@ -118,6 +134,21 @@ def test_same_id_as_the_reference(machine: Any, settings: Settings, step: float)
     assert np.array_equal(machine.host(device.token_state), state)
     assert machine.host(device.outputs.length)[0] == 8
     assert machine.host(device.state)[3] == 42
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("round_to", [0.0, 0.5], ids=["distinct", "tied"])
+def test_same_id_as_the_cpu_backend(machine: Any, settings: Settings, round_to: float) -> None:
+    """Three draws of an answer that goes on: each counts towards the penalties of the next."""
+    problem = Problem.draw(1500, seed=2, step=round_to)
+    step, history, sampler = int(problem.counts.sum()), problem.history(), problem.cpu_sampler(settings)
+    device = Device(machine, problem, settings, step=step)
+    for drawn_before in range(3):
+        drawn, logprob = device.sample()
+        expected = sampler.sample(problem.logits, history, step + drawn_before)
+        assert drawn == expected.id
+        assert logprob == pytest.approx(expected.logprob, abs=2e-5)
+        history.append(drawn)
 
 
 @pytest.mark.parametrize("vocab", FAMILIES)
@@ -184,12 +215,14 @@ def critical(degrees: int) -> float:
     ids=str,
 )
 def test_distribution(machine: Any, settings: Settings) -> None:
-    """Chi-square of many draws against the reference sampler's probabilities, in about 20 classes."""
+    """Chi-square of many draws against the probabilities of the CPU backend's sampler, in about 20 classes."""
     if not machine.pdl:
         pytest.skip("the kernels are the same without PDL, and this test is long")
     draws = 4000 if machine.on_gpu else 160
     problem = Problem.draw(500, seed=7, spread=1.0)
-    ids, probabilities = reference.distribution(problem.scores(settings), settings)
+    step = int(problem.counts.sum())
+    candidates = problem.cpu_sampler(settings).candidates(problem.logits, problem.history(), step)
+    ids, probabilities = candidates.ids, candidates.probs
     device = Device(machine, problem, settings, sub=16, own=16)
     counts = np.zeros(500)
     for _ in range(draws):

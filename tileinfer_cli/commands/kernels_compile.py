@@ -60,7 +60,7 @@ def _print(cli: Cli, results: "list[CompiledKernel]") -> None:
     rows = [
         [
             kernel.arch,
-            kernel.kernel + (" (PDL)" if kernel.pdl else ""),
+            kernel.kernel,
             str(kernel.registers),
             str(kernel.shared_bytes),
             str(kernel.spills),
