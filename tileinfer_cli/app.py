@@ -21,8 +21,6 @@ import threading
 import warnings
 from typing import TYPE_CHECKING
 
-from tileinfer_cli.terminal import Streams, silence
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
@@ -31,18 +29,28 @@ if TYPE_CHECKING:
     import typer
 
     from tileinfer_cli.commandline import Cli
+    from tileinfer_cli.terminal import Streams
 
 EXIT_INTERRUPTED, EXIT_BROKEN_PIPE, EXIT_TERMINATED = 130, 141, 143
 _DISK_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
 
 
 def main() -> NoReturn:
-    sys.exit(run(sys.argv[1:]))
+    """Once the work is over, a further Ctrl-C has nothing left to stop: it would only end in a traceback of the
+    interpreter's own clean-up."""
+    try:
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:  # a second one, while the first was reported
+        code = EXIT_INTERRUPTED
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(code)
 
 
 def run(argv: list[str]) -> int:
-    """One command line from words to exit code. Typer and the commands are imported in here, so that Ctrl-C during
-    their import ends like any other."""
+    """One command line from words to exit code. What is not needed to define it is imported in here, so that Ctrl-C
+    during an import ends like any other."""
+    from tileinfer_cli.terminal import Streams
+
     streams = Streams.of_process()
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # Python's warnings are for developers: -W default shows them
@@ -101,6 +109,8 @@ def _end(error: BaseException, streams: Streams, *, debug: bool) -> int:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     if isinstance(error, BrokenPipeError):
+        from tileinfer_cli.terminal import silence
+
         silence(sys.stdout)
         return EXIT_BROKEN_PIPE
     if debug:
@@ -137,7 +147,7 @@ def _explain(error: BaseException) -> tuple[str, str | None, int]:
     if hasattr(error, "format_message"):  # Typer's own: an unknown option, a missing argument
         context = getattr(error, "ctx", None)
         hint = f"try: {context.command_path} --help" if context is not None else None
-        return error.format_message(), hint, UsageError.exit_code
+        return error.format_message().replace("Value error, ", ""), hint, UsageError.exit_code
     if isinstance(error, MemoryError):
         return f"out of memory{f': {error}' if str(error) else ''}", None, BackendError.exit_code
     if isinstance(error, OSError):

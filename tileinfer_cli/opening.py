@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tileinfer_cli.prompt import argument_text
 from tileinfer_cli.render import Progress, print_warning
 from tileinfer_core.errors import UsageError
 from tileinfer_core.settings import Setting, Settings
@@ -153,7 +154,7 @@ def wanted(
     request = Request(
         sampling=SamplingParams.from_settings(resolved),
         max_tokens=limit.value,
-        stop=tuple(until.stop or ()),
+        stop=tuple(argument_text(text, "--stop") for text in until.stop or ()),
         ignore_eos=until.ignore_eos,
         think=thinking.think,
         think_budget=thinking.think_budget,
@@ -175,8 +176,19 @@ def conversation(settings: Settings, words: PromptFlags, text: str) -> list[Mess
         return text
     from tileinfer_core.messages import Message
 
-    system = words.system if words.system is not None else settings.system.value
+    system = system_text(settings, words.system)
     return [*([Message("system", system)] if system is not None else []), Message("user", text)]
+
+
+def system_text(settings: Settings, flag: str | None) -> str | None:
+    """The system prompt of --system, else of the config file; None leaves it to the template."""
+    return settings.system.value if flag is None else argument_text(flag, "--system")
+
+
+def warn_of_no_switch(cli: Cli, engine: Engine, think: bool | None) -> None:
+    """--think can only ask the template; most have nothing to ask. --no-think gets what it wants from them."""
+    if think and engine.template is not None and not engine.template.switches_thinking:
+        print_warning(cli.streams.err, "this model's chat template has no switch for thinking: --think changes nothing")
 
 
 def shows_thinking(streams: Streams, thinking: ThinkingFlags) -> bool:

@@ -29,10 +29,19 @@ def read_prompt(streams: Streams, argument: str | None, file: Path | None) -> st
     if argument is None and attached is None:
         raise UsageError("no prompt", hint=_HOW)
     if argument is not None:
-        _check_text(argument, "the prompt argument")
+        argument = argument_text(argument, "the prompt argument")
     text = "\n\n".join(part for part in (argument, attached) if part)
     if not text.strip():
         raise UsageError("the prompt is empty", hint=_HOW)
+    return text
+
+
+def argument_text(text: str, name: str) -> str:
+    """Text of the command line. Its bytes are UTF-8 wherever they can be, though Python decoded them by the locale."""
+    try:
+        text = os.fsencode(text).decode("utf-8")
+    except UnicodeError:
+        _check_text(text, name)
     return text
 
 

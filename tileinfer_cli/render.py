@@ -205,7 +205,7 @@ class Progress:
         quarter = 4 * event.done // event.total if event.total else 0
         if quarter > self._quarter:
             self._quarter = quarter
-            percent = f"{_GAP}{quarter * 25} %" if event.total else ""
+            percent = f"{_GAP}{100 * event.done // event.total} %" if event.total else ""
             self._err.write(f"{neutralise(event.task)}{_GAP}{_amount(event)}{percent}\n")
 
 

@@ -15,6 +15,7 @@ a message brings it inside its content, as files from elsewhere do, it is taken 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -117,6 +118,11 @@ class ChatTemplate:
 
         texts = [text for table in tables for key, text in table.items() if key != "role"] + _texts(tools)
         return mark_segments(render, texts, source.text, ModelError)
+
+    @property
+    def switches_thinking(self) -> bool:
+        """Whether the template looks at what `think` sets."""
+        return re.search(r"(?<![.\w\"'])(enable_thinking|thinking)\b(?![\"'])", self.source) is not None
 
     def _compile(self, source: _Source) -> Template:
         if source.where not in self._compiled:

@@ -53,12 +53,19 @@ def disk_error(error: OSError, path: Path) -> DiskError:
 def write_atomic(path: Path, data: bytes | str) -> None:
     """Write a small file by way of a temporary name, so that readers see the old content or the new."""
     temporary = path.with_name(path.name + PARTIAL)
+    if not path.parent.is_dir():
+        raise DiskError(f"{path.parent}: no such folder")
     with disk_errors(path):
-        with temporary.open("wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        try:
+            with temporary.open("wb") as file:
+                file.write(data.encode() if isinstance(data, str) else data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
 
 
 def read_small(path: Path, max_bytes: int) -> bytes:

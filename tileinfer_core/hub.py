@@ -71,7 +71,7 @@ def plan_pull(store: Store, reference: str, *, force: bool = False, on_progress:
     if local_path(model) is not None:
         raise UsageError(f"{model} is a path on this disk; there is nothing to pull", hint=f"use it: -m {model}")
     if not is_hub_id(model):
-        raise store.not_found(reference)
+        raise store.no_such_name(reference)
     with HubErrors(store, model):
         info = HfApi(endpoint=endpoint()).model_info(model, timeout=TIMEOUT, files_metadata=True)
         revision = info.sha or "main"

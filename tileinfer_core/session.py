@@ -7,9 +7,9 @@ print is fixed when the session starts, so that midnight does not spoil the comm
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
-from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from tileinfer_core.jsonfile import read_json_object
 from tileinfer_core.messages import Message
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from tileinfer_core.decode import Tally
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from tileinfer_core.events import EventStream
 
 FILE_FORMAT = 1
+KIND = "tileinfer session"
 MAX_FILE_BYTES = 64 << 20
 
 
@@ -48,10 +50,14 @@ class SessionStats:
 
 @dataclass(slots=True)
 class _Turn:
-    """A question whose answer is being made. `finished` stays None when it is cut short."""
+    """A question whose answer is being made. `finished` stays None when it is cut short.
+
+    `replaced` is the exchange of the same question that comes back if nothing is said in its place.
+    """
 
     question: str
     tally: Tally
+    replaced: Sequence[Message] = ()
     finished: Finished | None = None
 
 
@@ -91,15 +97,31 @@ class Session:
             ContextLengthError: the conversation no longer fits; with both numbers.
             ModelError: the chat template refuses the conversation.
         """
-        conversation = [*self._conversation(), Message("user", text)]
+        return self._ask(self._conversation(), text, request)
+
+    def retry(self, request: Request) -> EventStream:
+        """Ask the last question again. Its old answer is kept until the new one has said something.
+
+        Raises:
+            UsageError: there is no answer to replace. Otherwise as `send`.
+        """
+        if not self.messages:
+            raise UsageError("there is no answer to make again")
+        *before, question, answer = self._conversation()
+        events = self._ask(before, question.content, request, replaced=(question, answer))
+        del self._messages[-2:]
+        return events
+
+    def _ask(self, before: list[Message], text: str, request: Request, replaced: Sequence[Message] = ()) -> EventStream:
+        conversation = [*before, Message("user", text)]
         prompt = self.engine.prompt_ids(conversation, think=request.think, date=self._date)
         tally, events = self.engine.start(prompt, request, self._cache)
-        self._turn = _Turn(text, tally)
+        self._turn = _Turn(text, tally, replaced)
         return self._follow(self._turn, events)
 
     def _follow(self, turn: _Turn, events: EventStream) -> EventStream:
         try:
-            with closing(events):
+            with contextlib.closing(events):
                 for event in events:
                     if isinstance(event, Finished):
                         turn.finished = event
@@ -119,6 +141,8 @@ class Session:
         if turn.finished or finished.text or finished.thinking:
             answer = Message("assistant", finished.text, finished.thinking or None)
             self._messages += [Message("user", turn.question), answer]
+        else:
+            self._messages += turn.replaced
 
     def undo(self) -> str | None:
         """Take back the last question and its answer; returns the question. None: there is none."""
@@ -153,12 +177,18 @@ class Session:
         return [*system, *self._messages]
 
     def save(self, path: Path) -> None:
-        """Write the conversation as JSON. Raises DiskError."""
+        """Write the conversation as JSON.
+
+        Raises:
+            UsageError: a file is there that is no saved conversation: a slip of the keyboard must not cost it.
+            DiskError: it can't be written.
+        """
         self._settle()
+        _refuse_to_overwrite(path)
         turns = [{"role": m.role, "content": m.content, "thinking": m.thinking} for m in self._messages]
         table = {
             "format": FILE_FORMAT,
-            "kind": "tileinfer session",
+            "kind": KIND,
             "model": self.engine.folder.name,
             "system": self.system,
             "messages": turns,
@@ -180,9 +210,18 @@ class Session:
         self.system, self._messages = system, messages
 
 
+def _refuse_to_overwrite(path: Path) -> None:
+    if not path.exists() or (path.is_file() and path.stat().st_size == 0):
+        return
+    with contextlib.suppress(DamagedModelError):
+        if read_json_object(path, max_bytes=MAX_FILE_BYTES).get("kind") == KIND:
+            return
+    raise UsageError(f"{path} is there and is no saved conversation", hint="choose another name, or delete it first")
+
+
 def parse_session(table: dict[str, Any], where: str) -> tuple[str | None, list[Message]]:
     """System prompt and turns of a saved conversation. Raises UsageError."""
-    if table.get("kind") != "tileinfer session" or table.get("format") != FILE_FORMAT:
+    if table.get("kind") != KIND or table.get("format") != FILE_FORMAT:
         raise UsageError(f"{where}: not a saved conversation of this version (format {FILE_FORMAT})")
     turns = table.get("messages")
     if not isinstance(turns, list):

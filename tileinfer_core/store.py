@@ -109,16 +109,15 @@ class Store:
         if path is not None:
             return self._local(path, model, on_progress)
         if model == DEMO or is_hub_id(model):
-            return self._pulled(model)
+            return self._pulled(model, reference)
         if len(model) < 256 and Path(model).is_dir():
             raise DamagedModelError(f"{model}: no config.json, so this is not a model folder")
         raise self.not_found(reference)
 
     def not_found(self, reference: str) -> ModelNotFoundError:
         model = self.canonical(reference)
-        known = {name for name in self.known_names() if self.canonical(name) != model}
-        near = f"did you mean {' or '.join(names)}?" if (names := nearest(reference, known)) else None
-        if model == DEMO or lookup(reference, self.aliases):
+        near = self._near(reference)
+        if model == DEMO or lookup(reference, self.aliases) or lookup(model, {}) or model in SHIPPED.values():
             hint = f"fetch it: tileinfer pull {reference}"
         elif is_hub_id(model):
             hint = f"fetch it: tileinfer pull {reference}" + (f" ({near})" if near else "")
@@ -126,7 +125,17 @@ class Store:
             hint = near or "`tileinfer list` shows the models on this disk"
         return ModelNotFoundError(f"no model named {_shown(reference)} on this disk", hint=hint)
 
-    def _pulled(self, model: str) -> ModelFolder:
+    def no_such_name(self, reference: str) -> ModelNotFoundError:
+        """For a pull: what is neither an alias nor a name that the Hub could have."""
+        hint = self._near(reference) or f"aliases: {', '.join(sorted({*SHIPPED, *self.aliases}))}"
+        return ModelNotFoundError(f"{_shown(reference)} is neither an alias nor ORGANISATION/NAME", hint=hint)
+
+    def _near(self, reference: str) -> str | None:
+        model = self.canonical(reference)
+        known = {name for name in self.known_names() if self.canonical(name) != model}
+        return f"did you mean {' or '.join(names)}?" if (names := nearest(reference, known)) else None
+
+    def _pulled(self, model: str, reference: str) -> ModelFolder:
         folder = self.folder_of(model)
         manifest = Manifest.load(folder)
         if manifest:
@@ -143,7 +152,7 @@ class Store:
             )
         if folder.exists():
             raise DamagedModelError(f"{model}: incomplete, no manifest in {folder}", hint=f"run tileinfer pull {model}")
-        raise self.not_found(model)
+        raise self.not_found(reference)
 
     def _local(self, path: Path, name: str, on_progress: OnProgress) -> ModelFolder:
         found = _file_or_folder(path, name)

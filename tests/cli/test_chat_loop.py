@@ -29,7 +29,10 @@ class EchoSession:
 
     def __init__(self) -> None:
         self.engine = SimpleNamespace(
-            generation=GenerationConfig(temperature=0.6), context_length=100, folder=SimpleNamespace(name="a[q8]")
+            generation=GenerationConfig(temperature=0.6),
+            context_length=100,
+            folder=SimpleNamespace(name="a[q8]"),
+            template=None,
         )
         self.messages: list[str] = []
         self.requests: list[object] = []
@@ -54,6 +57,11 @@ class EchoSession:
 
     def set_system(self, text: str) -> None:
         self.system = text
+
+    def retry(self, request) -> Iterator[object]:
+        if not self.messages:
+            raise UsageError("there is no answer to make again")
+        return self.send(self.messages.pop(), request)
 
     def undo(self) -> str | None:
         return self.messages.pop() if self.messages else None
@@ -176,7 +184,10 @@ def test_set_default_gives_a_setting_back(piped) -> None:
         ("/set max_tokens 0", "at least 1"),
         ("/think maybe", "on, off or default"),
         ("/save", "wants a file name"),
-        ("/retry", "no answer to take back"),
+        ("/retry", "no answer to make again"),
+        ("/set", "/set wants NAME VALUE"),
+        ("/set temperature", "/set wants NAME VALUE"),
+        ("/ help", "no command /"),
         ("/undo", "no answer to take back"),
         ("/", "no command /"),
     ],
@@ -198,6 +209,7 @@ def test_retry_undo_clear_system_think(piped, tmp_path: Path) -> None:
     chat = piped("a\n/retry\nb\n/undo\n")
     assert chat.session.messages == ["a"]
     assert "taken back: b" in chat.streams.stderr
+    assert len(chat.session.requests) == 3
     assert piped("a\n/clear\n").session.messages == []
     assert piped('/system ""\n').session.system == ""
     assert piped("/think off\na\n").session.requests[0].think is False

@@ -241,3 +241,58 @@ def test_settings_of_the_config_file_reach_the_run(home: Path, hello: Path, tile
     assert document["text"] == "Hello,"
     assert document["sampling"]["top_k"] == {"value": 7, "origin": "config file"}
     assert "config file" in result.err
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (
+            ["generate", "hi", "-m", "qwen3:0.6b"],
+            "no model named qwen3:0.6b on this disk\n  fetch it: tileinfer pull qwen3:0.6b\n",
+        ),
+        (
+            ["show", "Qwen/Qwen3-4B"],
+            "no model named Qwen/Qwen3-4B on this disk\n  fetch it: tileinfer pull Qwen/Qwen3-4B\n",
+        ),
+        (["generate", "hi", "-m", "qwen3:0.7b"], "did you mean qwen3:1.7b or qwen3:0.6b"),
+        (["pull", "no such"], "neither an alias nor ORGANISATION/NAME\n  aliases: apertus:8b, demo,"),
+        (["pull", "qwen3:0.7b"], "neither an alias nor ORGANISATION/NAME\n  did you mean qwen3:1.7b or qwen3:0.6b"),
+    ],
+)
+def test_a_name_is_answered_as_it_was_typed(args: list[str], message: str, tileinfer) -> None:
+    result = tileinfer(*args)
+    assert (result.code, result.out) == (4, "")
+    assert message in result.err
+
+
+def test_a_second_ctrl_c_is_no_traceback(environment, endless: Path) -> None:
+    """It may come while the first one is reported, while the interpreter cleans up, or after the end."""
+    for pause in (0.0, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08):
+        process = subprocess.Popen(
+            [sys.executable, "-c", ANNOUNCED, "generate", "hi", "-m", str(endless), "--quiet"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+        )
+        assert process.stdout is not None
+        assert process.stdout.read(1)  # it decodes
+        process.send_signal(signal.SIGINT)
+        time.sleep(pause)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+        assert err.decode().removeprefix("up") == "", pause
+        assert process.returncode in (130, -signal.SIGINT)  # a shell calls both 130
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_file_is_refused_not_read(make, hello: Path, tmp_path: Path, home: Path, tileinfer) -> None:
+    make(tmp_path / "odd")
+    result = tileinfer("list", TILEINFER_CONFIG=str(tmp_path / "odd"), timeout=20)
+    assert (result.code, result.err.count("not a regular file")) == (2, 1)
+    shutil.copytree(hello, tmp_path / "model")
+    (tmp_path / "model" / "config.json").unlink()
+    make(tmp_path / "model" / "config.json")
+    assert tileinfer("generate", "hi", "-m", tmp_path / "model", timeout=20).code == 7
+    result = tileinfer("chat", "-m", hello, stdin=f"/load {tmp_path / 'odd'}\n".encode(), timeout=20)
+    assert (result.code, result.err.count("not a regular file")) == (2, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -295,3 +296,26 @@ def test_no_think_reaches_the_template(tileinfer, thinker: Path) -> None:
 
     assert shown("--no-think").endswith("<think>\n\n</think>\n\n")
     assert "<think>" not in shown("--think")
+
+
+def test_text_of_the_command_line_is_utf8_whatever_the_locale_says(tileinfer, hello: Path) -> None:
+    plain = tileinfer("tokens", "-m", hello, "naïve 日本", "-s", "é", "--json")
+    other = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    assert tileinfer("tokens", "-m", hello, "naïve 日本", "-s", "é", "--json", **other).out == plain.out
+    assert tileinfer("generate", "hi", "-m", hello, "--stop", "é", **other).code == 0
+
+
+@pytest.mark.parametrize("flag", ["--stop", "--system"])
+def test_text_that_is_no_utf8_is_refused_by_its_flag(flag: str, tileinfer, hello: Path) -> None:
+    result = tileinfer("generate", "hi", "-m", hello, flag, os.fsdecode(b"a\xff"))
+    assert (result.code, result.out) == (2, "")
+    assert f"{flag}: not UTF-8 text" in result.err
+
+
+def test_a_switch_that_the_template_does_not_have_is_said(tileinfer, scripted, thinker: Path) -> None:
+    plain = scripted(["x"], template="{% for m in messages %}{{ m['thinking'] }}{{ m.content }}{% endfor %}")
+    assert "--think changes nothing" in tileinfer("generate", "hi", "-m", plain, "--think").err
+    assert "--think changes nothing" in tileinfer("chat", "-m", plain, "--think").err
+    assert "no switch for it" in tileinfer("chat", "-m", plain, stdin=b"/think on\n").err
+    for args in (["-m", plain, "--no-think"], ["-m", plain], ["-m", thinker, "--think"]):
+        assert "changes nothing" not in tileinfer("generate", "hi", *args).err

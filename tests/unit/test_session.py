@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.scripted_model import CHATML, EOS, write_scripted_model
 from tileinfer_core.backends.numpy_backend import NumpyRunner
 from tileinfer_core.engine import Engine, EngineOptions, Request
 from tileinfer_core.errors import ContextLengthError, DiskError, ModelError, UsageError
-from tileinfer_core.events import Finished, TextDelta
+from tileinfer_core.events import Finished, PrefillProgress, TextDelta
 from tileinfer_core.messages import Message
 from tileinfer_core.sampling import SamplingParams
 from tileinfer_core.session import Session
@@ -139,6 +140,51 @@ def test_undo_gives_the_question_back(session):
     assert retried.usage.reused_tokens == retried.usage.prompt_tokens - 1
 
 
+def test_retry_replaces_the_last_answer(session):
+    chat = session()
+    with pytest.raises(UsageError, match="no answer to make again"):
+        chat.retry(REQUEST)
+    say(chat, "first")
+    say(chat, "second")
+    events = list(chat.retry(REQUEST))
+    assert events[-1].usage.reused_tokens == events[-1].usage.prompt_tokens - 1
+    assert [m.content for m in chat.messages] == ["first", SAID, "second", SAID]
+
+
+@pytest.mark.parametrize("events_read", [0, 1])
+def test_a_retry_that_says_nothing_leaves_the_old_answer(session, events_read):
+    """One event is the reading of the prompt: Ctrl-C there must not cost an answer that was good enough to have."""
+    chat = session()
+    say(chat, "first")
+    kept = chat.messages
+    events = chat.retry(REQUEST)
+    for _ in range(events_read):
+        assert isinstance(next(events), PrefillProgress)
+    events.close()
+    assert chat.messages == kept
+    say(chat, "second")
+    assert roles(chat) == ["user", "assistant"] * 2
+
+
+def test_a_retry_that_is_interrupted_keeps_what_it_said(session):
+    chat = session()
+    say(chat, "first")
+    events = chat.retry(REQUEST)
+    while not isinstance(event := next(events), TextDelta):
+        pass
+    events.close()
+    assert [m.content for m in chat.messages] == ["first", event.text]
+
+
+def test_a_retry_that_is_refused_changes_nothing(session):
+    chat = session()
+    say(chat, "first")
+    kept = chat.messages
+    with pytest.raises(UsageError):
+        chat.retry(replace(REQUEST, max_tokens=0))
+    assert chat.messages == kept
+
+
 # Interrupts and refusals
 
 
@@ -240,6 +286,24 @@ def test_a_saved_conversation_comes_back(session, tmp_path):
 def saved(**changes):
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "thinking": None}]
     return {"format": 1, "kind": "tileinfer session", "system": None, "messages": turns, **changes}
+
+
+def test_saving_never_overwrites_what_is_no_conversation(session, tmp_path):
+    chat = session()
+    (tmp_path / "notes.txt").write_text("precious")
+    (tmp_path / "other.json").write_text('{"kind": "other"}')
+    (tmp_path / "folder").mkdir()
+    for name in ("notes.txt", "other.json", "folder"):
+        with pytest.raises(UsageError, match="is no saved conversation"):
+            chat.save(tmp_path / name)
+    assert (tmp_path / "notes.txt").read_text() == "precious"
+    (tmp_path / "empty.json").touch()
+    chat.save(tmp_path / "empty.json")
+    say(chat)
+    chat.save(tmp_path / "empty.json")
+    chat.load(tmp_path / "empty.json")
+    assert roles(chat) == ["user", "assistant"]
+    assert not list(tmp_path.glob("*.partial"))
 
 
 def test_a_minimal_file_loads(session, tmp_path):

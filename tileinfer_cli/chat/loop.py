@@ -16,9 +16,13 @@ from tileinfer_cli.terminal import keys_unseen
 from tileinfer_core.errors import TileinferError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tileinfer_cli.chat.editor import Reader
     from tileinfer_cli.options import StopFlags, ThinkingFlags
     from tileinfer_cli.terminal import Streams
+    from tileinfer_core.engine import Request
+    from tileinfer_core.events import EventStream
     from tileinfer_core.session import Session
     from tileinfer_core.settings import Setting, Settings
 
@@ -55,12 +59,19 @@ class Chat:
 
     def answer(self, text: str) -> None:
         """Sends one message and shows what comes back."""
+        self._show(lambda request: self.session.send(text, request))
+
+    def answer_again(self) -> None:
+        """The last message once more; its old answer stays until the new one has said something."""
+        self._show(self.session.retry)
+
+    def _show(self, ask: Callable[[Request], EventStream]) -> None:
         wanted = self.wanted()
         view = AnswerView(
             self.streams, show_thinking=opening.shows_thinking(self.streams, self.thinking), quiet=self.quiet
         )
         with keys_unseen(self.streams.stdin):
-            finished = view.show(self.session.send(text, wanted.request))
+            finished = view.show(ask(wanted.request))
         print_ending(self.streams, finished, limit_origin=wanted.max_tokens.origin)
         if self.stats:
             print_note(self.streams.err, stats_text(finished))
@@ -103,8 +114,6 @@ def take(chat: Chat, message: str) -> None:
     if message.startswith("//"):
         chat.answer(message[1:])
     elif slash.is_command(message):
-        follow_up = slash.carry_out(chat, message)
-        if follow_up is not None:
-            chat.answer(follow_up)
+        slash.carry_out(chat, message)
     else:
         chat.answer(message)

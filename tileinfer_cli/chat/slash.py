@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     from tileinfer_cli.chat.loop import Chat
 
-    Handler = Callable[[Chat, str], str | None]
+    Handler = Callable[[Chat, str], None]
 
 
 @dataclass(frozen=True)
 class SlashCommand:
-    """`act` gets the text after the name; what it returns is sent as a message."""
+    """`act` gets the text after the name."""
 
     usage: str
     help: str
@@ -36,16 +36,22 @@ def is_command(message: str) -> bool:
     return message.startswith("/") and ("\n" not in message or message.startswith("/system "))
 
 
-def carry_out(chat: Chat, line: str) -> str | None:
+def carry_out(chat: Chat, line: str) -> None:
     """Raises UsageError with the nearest name for a command that doesn't exist."""
-    name, _, rest = line[1:].partition(" ")
+    name, rest = _first_word(line[1:])
     command = COMMANDS.get(name)
     if command is None:
         raise UsageError(
             f"no command /{name}{nearest(name, COMMANDS, prefix='/')}",
             hint="/help lists them; // starts a message with a slash",
         )
-    return command.act(chat, rest.strip())
+    command.act(chat, rest)
+
+
+def _first_word(text: str) -> tuple[str, str]:
+    """The word that `text` starts with, if it starts with one, and what follows."""
+    name = "" if text[:1].isspace() else "".join(text.split(maxsplit=1)[:1])
+    return name, text[len(name) :].strip()
 
 
 def nearest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
@@ -83,9 +89,11 @@ def _system(chat: Chat, rest: str) -> None:
 
 
 def _set(chat: Chat, rest: str) -> None:
-    name, _, value = rest.partition(" ")
-    name, value = name.removeprefix("--").replace("-", "_"), value.strip()
+    name, value = _first_word(rest)
+    name = name.removeprefix("--").replace("-", "_")
     known = [*chat.flags, "max_tokens"]
+    if not value:
+        raise UsageError("/set wants NAME VALUE", hint=f"settings: {', '.join(known)}")
     if name not in known:
         raise UsageError(f"no setting {name!r}{nearest(name, known)}", hint=f"settings: {', '.join(known)}")
     number = None if value == "default" else _number(name, value)
@@ -148,6 +156,10 @@ def _think(chat: Chat, rest: str) -> None:
         if rest not in choices:
             raise UsageError(f"/think wants on, off or default, found {rest!r}")
         chat.thinking = replace(chat.thinking, think=choices[rest])
+    template = chat.session.engine.template
+    if chat.thinking.think and template is not None and not template.switches_thinking:
+        print_note(chat.streams.err, "think: on, but this model's chat template has no switch for it")
+        return
     word = next(word for word, value in choices.items() if value is chat.thinking.think)
     print_note(chat.streams.err, f"think: {word if word != 'default' else 'as the template does by default'}")
 
@@ -186,20 +198,15 @@ def _path(rest: str, command: str) -> Path:
     return Path(rest).expanduser()
 
 
-def _retry(chat: Chat, _rest: str) -> str:
-    return _last_exchange(chat)
+def _retry(chat: Chat, _rest: str) -> None:
+    chat.answer_again()
 
 
 def _undo(chat: Chat, _rest: str) -> None:
-    text = _last_exchange(chat)
-    print_note(chat.streams.err, f"taken back: {text.splitlines()[0][:60]}")
-
-
-def _last_exchange(chat: Chat) -> str:
     text = chat.session.undo()
     if text is None:
         raise UsageError("there is no answer to take back")
-    return text
+    print_note(chat.streams.err, f"taken back: {text.strip().partition(chr(10))[0][:60]}")
 
 
 COMMANDS = {

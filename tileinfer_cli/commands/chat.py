@@ -47,9 +47,10 @@ def run(
     settings = opening.load_settings()
     folder = opening.find_model(cli, settings, where.model)
     engine = opening.load_engine(cli, folder, opening.engine_options(where, settings), quiet=quiet)
+    opening.warn_of_no_switch(cli, engine, thinking.think)
     from tileinfer_core.session import Session
 
-    session = Session(engine, system if system is not None else settings.system.value)
+    session = Session(engine, opening.system_text(settings, system))
     chat = Chat(streams, session, settings, dict(asdict(sampling)), until, thinking, stats=stats, quiet=quiet)
     chat.wanted()  # a setting out of range is refused before the first message
     reader: Reader = new_reader(streams, settings.history_path, [f"/{name}" for name in COMMANDS], chat.gauge)

@@ -52,6 +52,7 @@ def run(
     conversation = opening.conversation(settings, words, text)
     opening.refuse_long_prompt(folder, options, conversation, think=thinking.think)
     engine = opening.load_engine(cli, folder, options, quiet=quiet)
+    opening.warn_of_no_switch(cli, engine, thinking.think)
     wanted = opening.wanted(engine.generation, settings, asdict(sampling), until, thinking)
     ids = engine.prompt_ids(conversation, think=thinking.think)
     view = answer.AnswerView(streams, show_thinking=opening.shows_thinking(streams, thinking), silent=as_json)
