@@ -22,7 +22,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
     from typing import NoReturn
 
@@ -36,19 +36,23 @@ _DISK_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPE
 
 
 def main() -> NoReturn:
-    """Once the work is over, a further Ctrl-C has nothing left to stop: it would only end in a traceback of the
-    interpreter's own clean-up."""
     try:
-        code = run(sys.argv[1:])
-    except KeyboardInterrupt:  # a second one, while the first was reported
+        code = run(sys.argv[1:], at_the_end=_ignore_ctrl_c)
+    except KeyboardInterrupt:  # a second one, before it was ignored
         code = EXIT_INTERRUPTED
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _ignore_ctrl_c()
     sys.exit(code)
 
 
-def run(argv: list[str]) -> int:
+def _ignore_ctrl_c() -> None:
+    """Once the work is over, a further Ctrl-C has nothing to stop, and would end in a traceback of the clean-up."""
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def run(argv: list[str], *, at_the_end: Callable[[], None] = lambda: None) -> int:
     """One command line from words to exit code. What is not needed to define it is imported in here, so that Ctrl-C
-    during an import ends like any other."""
+    during an import ends like any other. `at_the_end` is called before an error is reported."""
     from tileinfer_cli.terminal import Streams
 
     streams = Streams.of_process()
@@ -62,6 +66,7 @@ def run(argv: list[str]) -> int:
             cli = Cli(streams)
             return _dispatch(argv, cli)
     except BaseException as error:
+        at_the_end()
         return _end(error, streams, debug=cli is not None and cli.debug)
 
 
