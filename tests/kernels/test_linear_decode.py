@@ -48,6 +48,15 @@ def test_linear_norm_with_bias(machine: Any, tokens: int) -> None:
     assert_close(machine.host(y), decode.product(normed, w) * scale + bias.astype(np.float64))
 
 
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_epsilon_decides_where_the_stream_is_faint(machine: Any, tokens: int) -> None:
+    normed, w = normal((tokens, 512), "bfloat16", seed=1, scale=1e-3), normal((48, 512), "bfloat16", seed=3, scale=0.05)
+    y = machine.empty((tokens, 48), "float32")
+    linear_norm(machine.launcher, machine.array(normed), _slots(machine, normed), machine.array(w), y, eps=1e-5)
+    scale = 1 / np.sqrt((normed.astype(np.float64) ** 2).mean(1, keepdims=True) + 1e-5)
+    assert_close(machine.host(y), decode.product(normed, w) * scale)
+
+
 @pytest.mark.parametrize(("ffn", "k", "tokens"), [(32, 1024, 1), (96, 576, 1), (17, 256, 1), (96, 576, 6)])
 def test_linear_swiglu(machine: Any, ffn: int, k: int, tokens: int) -> None:
     normed, w = normal((tokens, k), "bfloat16", seed=1), normal((2 * ffn, k), "bfloat16", seed=2, scale=k**-0.5)
