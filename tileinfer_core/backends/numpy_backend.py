@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from tileinfer_core.backends.numpy_kv import NumpyPages
+from tileinfer_core.backends.numpy_products import Products
 from tileinfer_core.backends.numpy_weights import load_arrays
 from tileinfer_core.kv_cache import KvCache
 from tileinfer_core.models.decoder import DecoderWeights, ModelDefinition, bind, forward, logits
@@ -40,6 +41,7 @@ class NumpyBackend:
     def __init__(self, rope: RopeConfig, head_dim: int) -> None:
         self._inv_freq, self._rope_scale = inverse_frequencies(rope, head_dim)
         self._tables = self._make_tables(256)
+        self.products = Products()
 
     def embedding(self, table: Float32Array, token_ids: Sequence[int]) -> Float32Array:
         return cast("Float32Array", table[np.asarray(token_ids)])  # [T, D], a copy
@@ -52,8 +54,7 @@ class NumpyBackend:
         return cast("Float32Array", x / np.sqrt(mean + np.float32(eps)) * weight)
 
     def linear(self, x: Float32Array, weight: Float32Array, bias: Float32Array | None) -> Float32Array:
-        # One row as matrix · vector: some BLAS builds take the same product as a thin matrix up to 60 times slower.
-        y = np.dot(weight, x[0])[None] if len(x) == 1 else x @ weight.T
+        y = self.products.one_row(weight, x[0])[None] if len(x) == 1 else self.products.rows(x, weight)
         if bias is not None:
             y += bias
         return y
@@ -207,8 +208,13 @@ class NumpyRunner:
         return KvCache(NumpyPages(self._model.structure, layers, max_tokens), max_tokens)
 
     def prefill(self, cache: KvCache, token_ids: Sequence[int]) -> None:
-        hidden = self._append(cache, token_ids)
-        last = logits(self._ops, self._model, self._weights, self._ops.last_row(hidden))
+        def layers() -> Float32Array:
+            return self._ops.last_row(self._append(cache, token_ids))
+
+        def head(hidden: Float32Array) -> Float32Array:
+            return logits(self._ops, self._model, self._weights, hidden)
+
+        last = self._ops.products.token(layers, head) if len(token_ids) == 1 else head(layers())
         self._next_logits = (cache, cache.length, last[0])
 
     def decode(
@@ -235,4 +241,5 @@ class NumpyRunner:
 
     def close(self) -> None:
         self._next_logits = None
+        self._ops.products.close()
         del self._weights
