@@ -36,6 +36,7 @@ FAMILIES: tuple[str, ...] = (
     "kernels.kv_write",
     "kernels.linear",
     "kernels.linear_prefill",
+    "kernels.linear_split",
     "kernels.linear_tokens",
     "kernels.norm",
     "kernels.rope",

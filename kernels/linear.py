@@ -87,23 +87,23 @@ def square_slots(arch: str, n: int, k: int, tokens: int = 1) -> int:
     return max(4, 1 << (-(-n // tile_n) - 1).bit_length())
 
 
-def _tile(array, index, shape, EVEN: Bool):
+def plain_tile(array, index, shape, EVEN: Bool):
     """A plain load. tileiras 13.4 refuses a padding mode beside check_bounds=False."""
     if EVEN:
         return ct.load(array, index=index, shape=shape, allow_tma=False, check_bounds=False)
     return ct.load(array, index=index, shape=shape, allow_tma=False, padding_mode=ZERO)
 
 
-def _weights(w, i, TN: Int, TK: Int, NK: Int, EVEN: Bool):
-    """The block's rows of W, as a tuple of tiles; every load is issued before the first is used."""
-    return tuple(_tile(w, (i, k), (TN, TK), EVEN) for k in ct.static_iter(range(NK)))
+def weight_tiles(w, i, first, TN: Int, TK: Int, NK: Int, EVEN: Bool):
+    """The block's rows of W from column tile `first` on, as a tuple; all loads are issued before one is used."""
+    return tuple(plain_tile(w, (i, first + k), (TN, TK), EVEN) for k in ct.static_iter(range(NK)))
 
 
-def _dot(tiles, x, TN: Int, TK: Int, NK: Int, EVEN: Bool):
-    """The token times the block's rows: [1, TN] float32."""
+def dot(tiles, x, first, TN: Int, TK: Int, NK: Int, EVEN: Bool):
+    """The token, from column tile `first` on, times the block's rows: [1, TN] float32."""
     total = ct.zeros((TN, TK), dtype=ct.float32)
     for k in ct.static_iter(range(NK)):
-        xt = _tile(x, (0, k), (1, TK), EVEN)
+        xt = plain_tile(x, (0, first + k), (1, TK), EVEN)
         total = total + tiles[k].astype(ct.float32) * xt.astype(ct.float32)
     return ct.sum(total, axis=1).reshape((1, TN))
 
@@ -122,7 +122,7 @@ def linear_kernel(
     i = ct.bid(0)
     if PDL:
         ct.grid_dependency_control_launch_dependents()
-    tiles = _weights(w, i, TN, TK, NK, EVEN)
+    tiles = weight_tiles(w, i, 0, TN, TK, NK, EVEN)
     if BIAS:
         bias = ct.load(extra, index=(0, i), shape=(1, TN), padding_mode=ZERO, allow_tma=False).astype(ct.float32)
     if ACT == XIELU:
@@ -133,7 +133,7 @@ def linear_kernel(
     if NORM:
         sums = ct.load(square_sums, index=(0, 0), shape=(1, NB), allow_tma=False, check_bounds=False)
         scale = ct.rsqrt(ct.sum(sums, axis=1) * (1.0 / K) + EPS)
-    out = _dot(tiles, x, TN, TK, NK, EVEN)
+    out = dot(tiles, x, 0, TN, TK, NK, EVEN)
     if NORM:
         out = out * scale
     if BIAS:
@@ -161,13 +161,13 @@ def linear_residual_kernel(
     i = ct.bid(0)
     if PDL:
         ct.grid_dependency_control_launch_dependents()
-    tiles = _weights(w, i, TN, TK, NK, EVEN)
-    g = _tile(gain, (0, i), (1, TN), EVEN).astype(ct.float32)
+    tiles = weight_tiles(w, i, 0, TN, TK, NK, EVEN)
+    g = plain_tile(gain, (0, i), (1, TN), EVEN).astype(ct.float32)
     if BIAS:
         bias = ct.load(extra, index=(0, i), shape=(1, TN), padding_mode=ZERO, allow_tma=False).astype(ct.float32)
     if PDL:
         ct.grid_dependency_control_wait()
-    out = _dot(tiles, x, TN, TK, NK, EVEN) + _tile(stream, (0, i), (1, TN), EVEN)
+    out = dot(tiles, x, 0, TN, TK, NK, EVEN) + plain_tile(stream, (0, i), (1, TN), EVEN)
     if BIAS:
         out = out + bias
     ct.store(stream, index=(0, i), tile=out, allow_tma=False, check_bounds=not EVEN)
@@ -238,7 +238,7 @@ def linear_residual(
         ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernel reads.
     """
     op = "linear_residual"
-    tokens, n, k = _check_product(op, x, w, bias)
+    tokens, n, k = check_product(op, x, w, bias)
     half = str(w.dtype)
     check_array(f"{op}: stream", stream, (tokens, n), "float32", align=16)
     check_array(f"{op}: gain", gain, (1, n), half, "float32", align=16)
@@ -265,7 +265,7 @@ def _launch(
     launcher: Launcher, op: str, x: Any, w: Any, square_sums: Any, y: Any, extra: Any, act: int, eps: float,
     config: LinearConfig | None,
 ) -> None:  # fmt: skip
-    tokens, n, k = _check_product(op, x, w, extra if act != XIELU else None)
+    tokens, n, k = check_product(op, x, w, extra if act != XIELU else None)
     outputs = ("float32", str(w.dtype)) if act == PLAIN else (str(w.dtype),)
     check_array(f"{op}: y", y, (tokens, n // 2 if act == SWIGLU else n), *outputs, align=16)
     slots = 1 if square_sums is None else check_square_sums(op, square_sums, tokens)
@@ -297,7 +297,7 @@ def _hinted(kernel: Any, config: LinearConfig | TokensConfig) -> Any:
     return kernel if config.occupancy is None else with_hints(kernel, occupancy=config.occupancy)
 
 
-def _check_product(op: str, x: Any, w: Any, bias: Any) -> tuple[int, int, int]:
+def check_product(op: str, x: Any, w: Any, bias: Any) -> tuple[int, int, int]:
     """Tokens, rows, columns."""
     check_array(f"{op}: w", w, (None, None), *HALF, align=16)
     n, k = w.shape

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Annotated, Any
 
 import cuda.tile as ct
@@ -10,6 +11,7 @@ import pytest
 from cuda.tile import _compile
 from cuda.tile._cext import default_tile_context
 
+from kernels import cubin
 from kernels.catalogue import SHARED_LIMIT, faults
 from kernels.compile import (
     TARGETS,
@@ -41,6 +43,16 @@ def product_kernel(x, w, y, M: I, N: I, K: I):
 def scale_kernel(x, y, factor):
     tile = ct.load(x, index=(ct.bid(0), 0), shape=(1, 1024), allow_tma=False)
     ct.store(y, index=(ct.bid(0), 0), tile=tile * factor, allow_tma=False)
+
+
+@ct.kernel
+def row_kernel(x, at, y, GATHER: I):
+    row = ct.load(at, index=(0,), shape=(), check_bounds=False).item()
+    if GATHER:
+        tile = ct.gather(x, (row, ct.arange(128, dtype=ct.int32)), check_bounds=False).reshape((1, 128))
+    else:
+        tile = ct.load(x, index=(row, 0), shape=(1, 128), allow_tma=False, check_bounds=False)
+    ct.store(y, index=(0, 0), tile=tile)
 
 
 @ct.kernel
@@ -103,6 +115,20 @@ def test_loads_of_sixteen_bytes_and_no_spills() -> None:
     assert found.wide_loads >= 1
     assert found.spills == 0
     assert found.tensor_core == {}
+
+
+@needs_nvdisasm
+@pytest.mark.parametrize("gather", [0, 1])
+def test_a_row_times_its_stride_has_64_bits(gather: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A KV pool or a table may have more than 2³¹ elements: rows are 32-bit numbers, addresses are not."""
+    texts: list[str] = []
+    real = cubin.sass
+    monkeypatch.setattr(cubin, "sass", lambda code: texts.append(text := real(code)) or text)
+    arrays = (ArraySpec((2**24, 4096), "bfloat16"), ArraySpec(1, "int32"), ArraySpec((1, 128), "bfloat16"))
+    compile_one(Recorded(row_kernel, (1, 1, 1), (*arrays, gather)), "sm_90")
+    row = re.search(r"LDG\.E (R\d+),", texts[0])
+    assert row is not None
+    assert re.search(rf"IMAD\.WIDE(?:\.U32)? R\d+, {row[1]}, UR\d+", texts[0]), texts[0]
 
 
 def test_the_second_compilation_is_a_look_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from kernels.attention_decode import attention_config, attention_rule, context_bucket
+from kernels import configs
+from kernels.attention_decode import CONTEXTS, attention_config, attention_rule, context_bucket
 from kernels.carveout import step_carveout
 from kernels.linear import linear_config, linear_rule, square_slots
 from kernels.shapes import MODELS
 
+ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"])
+
+@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_product_has_a_configuration(arch: str, name: str) -> None:
     for product, (n, k) in MODELS[name].products.items():
@@ -18,6 +21,43 @@ def test_every_product_has_a_configuration(arch: str, name: str) -> None:
         assert config.tile_n & (config.tile_n - 1) == 0
         assert config.tile_k & (config.tile_k - 1) == 0
         assert config.tile_n * -(-k // config.tile_k) * config.tile_k <= 32768  # 64 KiB a block, half the registers
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_shape_has_a_row_of_its_own(arch: str, name: str) -> None:
+    """For each target a table of its own, whose rows say how they were chosen; a rule in code is for other models."""
+    model, table = MODELS[name], configs.table(arch)
+    assert table.source == arch
+    up = f"linear_{model.activation}"
+    families = {
+        "qkv": "linear_norm",
+        "o": "linear_residual",
+        "up": up,
+        "down": "linear_residual",
+        "lm_head": "linear_norm",
+    }
+    for product, family in families.items():
+        n, k = model.products[product]
+        assert table.row(family, n=n, k=k).when == {"n": n, "k": k}
+    for context in (*CONTEXTS, 1 << 30):
+        assert (
+            table.row("attention_decode", kv_heads=model.kv_heads, context=context).when["kv_heads"] == model.kv_heads
+        )
+    for tokens in (64, 512, 4096):
+        for product, form in (("qkv", ""), ("o", "_residual"), ("up", f"_{model.activation}")):
+            n, k = model.products[product]
+            table.row(f"linear_prefill{form}", tokens=tokens, n=n, k=k)
+    table.row("attention_prefill", head_dim=model.head_dim)
+    table.row("sample", vocab=model.vocab)
+    table.row("argmax", vocab=model.vocab)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_rows_say_how_they_were_chosen(arch: str) -> None:
+    rows = [row for family in configs.table(arch).families.values() for row in family]
+    assert {row.chosen for row in rows} == ({"measured", "rule"} if arch == "sm_90" else {"rule"})
+    assert all((row.us is not None) == (row.chosen == "measured") for row in rows)
 
 
 @pytest.mark.parametrize(("n", "k"), [(7, 72), (576, 576), (151936, 5120), (4096, 30000), (2, 8)])

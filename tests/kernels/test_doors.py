@@ -30,6 +30,7 @@ from kernels.linear_prefill import (
     linear_prefill_swiglu,
     linear_prefill_xielu,
 )
+from kernels.linear_split import LinearSplitConfig, linear_split, linear_split_residual
 from kernels.norm import rms_norm
 from kernels.rope import qk_norm_rope_kv, rope_queries
 from kernels.sampling import SampleConfig, SampleWorkspace, sample, sample_workspace_shapes
@@ -78,6 +79,7 @@ HEADS = {"kv_heads": 2, "head_dim": 64}
 ROPE = {"cos": floats(128, 32), "sin": floats(128, 32)}
 POOLS = {"k_pool": half(256, 64), "v_pool": half(256, 64), "block_table": ints(16)}
 TILES = {"config": LinearPrefillConfig(64, 64, 64)}
+SPLIT = {"config": LinearSplitConfig(2, 4, 32)}
 OUTPUTS = {"outputs.sampled": ints(1), "outputs.length": ints(1), "outputs.ids": ints(8), "outputs.logprobs": floats(8)}
 DECODE = AttentionConfig("page", 2)
 SAMPLE = SampleConfig()
@@ -159,6 +161,17 @@ CALLS = [
             | {"normed": half(tokens, 48), "square_sums": floats(tokens, 8), "bias": half(1, 48)},
         )
         for tokens in (1, 3)
+    ),
+    Call(
+        linear_split,
+        {"x": half(1, 64), "w": half(48, 64), "parts": floats(2, 48), "y": floats(1, 48), "bias": half(1, 48)},
+        SPLIT,
+    ),
+    Call(
+        linear_split_residual,
+        {"x": half(1, 64), "w": half(48, 64), "parts": floats(2, 48), "stream": floats(1, 48), "gain": floats(1, 48)}
+        | {"normed": half(1, 48), "square_sums": floats(1, 4), "bias": half(1, 48)},
+        SPLIT,
     ),
     Call(linear_prefill, {"x": half(3, 64), "w": half(48, 64), "y": half(3, 48), "bias": half(48)}, TILES),
     Call(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kernels.linear import LinearConfig, linear, linear_norm, linear_residual, linear_swiglu, linear_xielu, square_slots
+from kernels.linear_split import LinearSplitConfig, linear_split, linear_split_residual, linear_split_rule
 from tests.reference import decode
 from tests.reference.random_arrays import normal
 from tests.reference.tolerance import assert_close
@@ -45,6 +46,15 @@ def test_linear_norm_with_bias(machine: Any, tokens: int) -> None:
     linear_norm(machine.launcher, machine.array(normed), sums, machine.array(w), y, eps=EPS, bias=machine.array(bias))
     scale = 1 / np.sqrt((stream.astype(np.float64) ** 2).mean(1, keepdims=True) + EPS)
     assert_close(machine.host(y), decode.product(normed, w) * scale + bias.astype(np.float64))
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_epsilon_decides_where_the_stream_is_faint(machine: Any, tokens: int) -> None:
+    normed, w = normal((tokens, 512), "bfloat16", seed=1, scale=1e-3), normal((48, 512), "bfloat16", seed=3, scale=0.05)
+    y = machine.empty((tokens, 48), "float32")
+    linear_norm(machine.launcher, machine.array(normed), _slots(machine, normed), machine.array(w), y, eps=1e-5)
+    scale = 1 / np.sqrt((normed.astype(np.float64) ** 2).mean(1, keepdims=True) + 1e-5)
+    assert_close(machine.host(y), decode.product(normed, w) * scale)
 
 
 @pytest.mark.parametrize(("ffn", "k", "tokens"), [(32, 1024, 1), (96, 576, 1), (17, 256, 1), (96, 576, 6)])
@@ -93,6 +103,42 @@ def test_tiles_and_hints_change_nothing(machine: Any, config: LinearConfig) -> N
     assert_close(machine.host(y), decode.product(x, w))
 
 
+# rows, columns, cut: whole tiles; rows and columns that overhang; the widest row that one block could not hold
+SPLITS = [
+    (64, 2048, LinearSplitConfig(4, 8, 256, 64)),
+    (67, 1000, LinearSplitConfig(2, 16, 128, 32)),
+    (40, 72, LinearSplitConfig(2, 4, 64, 16)),
+    (5, 32768, LinearSplitConfig(4, 1, 1024, 8)),
+]
+
+
+@pytest.mark.parametrize(("n", "k", "config"), SPLITS, ids=str)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+class TestSplitColumns:
+    def arrays(self, machine: Any, n: int, k: int, config: LinearSplitConfig, biased: bool, dtype: str) -> Any:
+        x, w = normal((1, k), dtype, seed=1), normal((n, k), dtype, seed=2, scale=k**-0.5)
+        bias = normal((1, n), dtype, seed=3) if biased else None
+        on_machine = machine.array(x), machine.array(w), machine.empty((config.splits, n), "float32")
+        return on_machine, None if bias is None else machine.array(bias), decode.product(x, w, bias)
+
+    def test_plain(self, machine: Any, n: int, k: int, config: LinearSplitConfig, biased: bool, dtype: str) -> None:
+        arrays, bias, want = self.arrays(machine, n, k, config, biased, dtype)
+        y = machine.empty((1, n), dtype)
+        linear_split(machine.launcher, *arrays, y, bias=bias, config=config)
+        assert_close(machine.host(y), want)
+
+    def test_residual(self, machine: Any, n: int, k: int, config: LinearSplitConfig, biased: bool, dtype: str) -> None:
+        arrays, bias, want = self.arrays(machine, n, k, config, biased, dtype)
+        before, gain = normal((1, n), "float32", seed=4), normal((1, n), "float32", seed=5)
+        stream, normed, sums = machine.array(before), machine.empty((1, n), dtype), machine.zeros((1, 8), "float32")
+        rest = (stream, machine.array(gain), normed, sums)
+        linear_split_residual(machine.launcher, *arrays, *rest, bias=bias, config=config)
+        assert_close(machine.host(stream), want + before)
+        assert_close(machine.host(normed), (want + before) * gain)
+        assert_close(machine.host(sums).sum(1), ((want + before) ** 2).sum(1))
+
+
 def test_refusals(machine: Any) -> None:
     def array(*shape: int, dtype: str = "bfloat16") -> Any:
         return machine.zeros(shape, dtype)
@@ -114,8 +160,20 @@ def test_refusals(machine: Any) -> None:
         linear(go, array(65)[1:].reshape(1, 64), array(8, 64), array(1, 8))
     with pytest.raises(ValueError, match="square_sums has 6 entries a token, expected a power of two"):
         linear_norm(go, array(1, 64), array(1, 6, dtype="float32"), array(8, 64), array(1, 8), eps=EPS)
+    parts = array(4, 8, dtype="float32")
+    with pytest.raises(ValueError, match="72 columns are 2 tiles of 64, expected 4 equal shares"):
+        linear_split(go, array(1, 72), array(8, 72), parts, array(1, 8), config=LinearSplitConfig(4, 4, 64))
     with pytest.raises(ValueError, match="square_sums has 4 entries a token, its 12 blocks need as many"):
         linear_residual(
             go, array(1, 64), array(96, 64), array(1, 96, dtype="float32"), array(1, 96), array(1, 96),
             array(1, 4, dtype="float32"), config=LinearConfig(8, 64),
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("k", [576, 896, 1536, 9728, 21504, 32768, 65536])
+def test_split_rule(k: int) -> None:
+    config = linear_split_rule(k)
+    tiles = -(-k // config.tile_k)
+    assert tiles % config.splits == 0
+    assert config.tile_n * tiles // config.splits * config.tile_k <= 16384  # 32 KiB a block
+    assert config.splits > 1

@@ -50,6 +50,15 @@ def test_rms_norm(machine: Any, width: int) -> None:
     assert_close(machine.host(y), decode.rms_norm(x, gain, 1e-5))
 
 
+def test_rms_norm_of_a_faint_row(machine: Any) -> None:
+    """Where ε is as large as the mean square, it decides; a row of zeros stays one."""
+    x = normal((2, 64), "float32", seed=1, scale=3e-3) * np.array([[1.0], [0.0]], np.float32)
+    y = machine.empty((2, 64), "bfloat16")
+    gain = normal((1, 64), "float32", seed=2)
+    rms_norm(machine.launcher, machine.array(x), machine.array(gain), y, eps=1e-5)
+    assert_close(machine.host(y), decode.rms_norm(x, gain, 1e-5))
+
+
 @pytest.mark.parametrize("width", [1536, 40])
 def test_swiglu(machine: Any, width: int) -> None:
     pairs, y = normal((3, 2 * width), "bfloat16", seed=1), machine.empty((3, width), "bfloat16")
