@@ -1,6 +1,6 @@
 """The matrix products of the NumPy backend, on as many cores as help. The result does not depend on how many.
 
-A prompt's products are cut into pieces of PIECE output features, always the same ones, each computed by one BLAS
+A prompt's products are cut into pieces of ROWS tokens or PIECE output features, always the same, each for one BLAS
 thread; a few threads of our own take them. They sleep while they wait, so a busy machine slows them down by its share
 and no more (numpy_blas.py has what it does to OpenBLAS's threads).
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     Float32Array = np.ndarray[Any, np.dtype[np.float32]]
 
-PIECE = 512  # output features; a thinner piece packs the input more often than it is worth
+PIECE = 256  # output features; a thinner piece packs the input more often than it is worth
+ROWS = 128  # tokens; fewer pack the weight more often than it is worth
 SMALLEST = 4 << 20  # multiply-adds of a product that is cut: 0.1 ms of one core
 MAX_WORKERS = 16
 FIRST_PAUSE, LONGEST_PAUSE = 16, 1024  # tokens between two trials
@@ -52,12 +53,18 @@ class Products:
         if x.shape[0] * weight.size < SMALLEST:
             return x @ weight.T
         out = np.empty((len(x), len(weight)), np.float32)
-        starts = range(0, len(weight), PIECE)
+        transposed = weight.T
 
-        def piece(start: int) -> None:
-            out[:, start : start + PIECE] = np.dot(x, weight[start : start + PIECE].T)
+        def some_rows(start: int) -> None:
+            np.dot(x[start : start + ROWS], transposed, out=out[start : start + ROWS])
 
-        self._share(piece, starts)
+        def some_features(start: int) -> None:
+            out[:, start : start + PIECE] = np.dot(x, transposed[:, start : start + PIECE])
+
+        if len(x) > ROWS:
+            self._share(some_rows, range(0, len(x), ROWS))
+        else:
+            self._share(some_features, range(0, len(weight), PIECE))
         return out
 
     def _share(self, piece: Callable[[int], None], starts: range) -> None:
