@@ -353,3 +353,15 @@ def test_a_missing_file_and_a_missing_folder_are_said(session, tmp_path):
         chat.load(tmp_path / "absent.json")
     with pytest.raises(DiskError):
         chat.save(tmp_path / "no" / "such" / "folder.json")
+
+
+def test_the_empty_thought_of_no_think_is_prompt(session):
+    """Neither shown, nor counted as answer, nor kept in the history."""
+    chat = session(["Answer", "!"], thinking=True, template=CHATML)
+    ids = chat.engine.prompt_ids([Message("user", "hello")], think=False)
+    assert chat.engine.tokenizer.decode(ids, skip_special=False).endswith("<think>\n\n</think>\n\n")
+    finished = say(chat, request=replace(REQUEST, think=False))
+    assert (finished.text, finished.thinking) == ("Answer!", "")
+    assert finished.usage.prompt_tokens == len(ids)
+    assert finished.usage.completion_tokens == 3  # two words and the end
+    assert chat.messages == [Message("user", "hello"), Message("assistant", "Answer!")]
