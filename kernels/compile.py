@@ -2,7 +2,7 @@
 
     launcher = RecordingLauncher("sm_90", pdl=True)
     rms_norm(launcher, ArraySpec((1, 4096), "bfloat16"), …)           # a wrapper records instead of launching
-    for result in compile_all(launcher.records, ["sm_90"], workers=2): ...
+    for result in compile_all(launcher.records, "sm_90", workers=2): ...
 
 Compiled code goes into cuda-tile's own cache (`CUDA_TILE_CACHE_DIR`, else ~/.cache/cutile-python), where a later launch
 finds it. cuda-tile keys an entry by the Tile IR bytecode, and the bytecode holds the source file's path and line

@@ -5,7 +5,7 @@ A wrapper checks its arrays, looks up its configuration for `launcher.arch`, com
 
     GpuLauncher          ct.launch on a CUDA stream, plain or with programmatic dependent launch (PDL)
     InterpreterLauncher  kernels.interpreter: block by block on NumPy arrays, with memory checks
-    RecordingLauncher    kernels.compile: runs nothing, keeps (kernel, arguments) for ahead-of-time compilation
+    RecordingLauncher    kernels.specs: runs nothing, keeps (kernel, arguments), for compilation and for captured steps
 
 Wrappers never ask which one they got.
 """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tileinfer_core.findings import Finding
     from tileinfer_core.progress import ProgressEvent
 
-BOLD, DIM, RED, YELLOW, GREEN, CYAN = "1", "2", "31", "33", "32", "36"
+BOLD, DIM, RED, YELLOW, GREEN = "1", "2", "31", "33", "32"
 _GAP = "   "
 _STATUS_SGR = {"ok": GREEN, "info": DIM, "warning": YELLOW, "problem": RED}
 _SHOW_AFTER_S = 0.15  # shorter work leaves no trace on the terminal

@@ -143,8 +143,7 @@ def find_compiler(environ: Mapping[str, str]) -> Compiler | None:
 
 def _pip_tileiras() -> str | None:
     """The compiler of the package nvidia-cuda-tileiras; cuda.tile takes it only if its companions match it."""
-    versions = [distribution(package) for package in _TILEIRAS_PACKAGES]
-    if None in versions or len({tuple((version or "").split(".")[:2]) for version in versions}) > 1:
+    if distribution(_TILEIRAS_PACKAGES[0]) is None or mismatched_packages() is not None:
         return None
     try:
         spec = importlib.util.find_spec("nvidia.cu13")
@@ -159,7 +158,7 @@ def mismatched_packages() -> str | None:
     versions = {package: distribution(package) for package in _TILEIRAS_PACKAGES}
     if versions[_TILEIRAS_PACKAGES[0]] is None:
         return None
-    if len({(version or "none").rsplit(".", 1)[0] for version in versions.values()}) == 1:
+    if len({tuple((version or "none").split(".")[:2]) for version in versions.values()}) == 1:
         return None
     return ", ".join(f"{package} {version or 'missing'}" for package, version in versions.items())
 

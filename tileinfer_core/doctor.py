@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tileinfer_core import cuda_probe
+from tileinfer_core.backends.cuda.probe import MIN_CAPABILITY, MIN_CUDA
 from tileinfer_core.backends.select import choose_backend
 from tileinfer_core.errors import TileinferError
 from tileinfer_core.files import folder_bytes, free_bytes
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from tileinfer_core.findings import Status
     from tileinfer_core.settings import Settings
 
-MIN_CUDA = (13, 0)
 INSTALL_CUDA = 'pip install "tileinfer[cuda]"'
 
 
@@ -73,7 +73,7 @@ def check_driver(driver: Driver) -> Iterator[Finding]:
         yield Finding("gpu", "problem", "the driver shows no GPU", "check CUDA_VISIBLE_DEVICES")
     for gpu in driver.gpus:
         memory = f"{gpu.memory_bytes / 2**30:.1f} GiB"
-        if gpu.capability < (8, 0):
+        if gpu.capability < MIN_CAPABILITY:
             yield Finding("gpu", "problem", f"{gpu.name}, {memory}, {gpu.arch}: cuTile needs sm_80 or newer")
         else:
             yield Finding("gpu", "ok", f"{gpu.name}, {memory}, {gpu.arch}")

@@ -25,7 +25,6 @@ from tileinfer_core.completeness import PLAN_NAME
 from tileinfer_core.download import fault, fetch, incomplete_path
 from tileinfer_core.errors import (
     DamagedModelError,
-    ModelNotFoundError,
     TileinferError,
     UnsupportedModelError,
     UsageError,
@@ -33,10 +32,10 @@ from tileinfer_core.errors import (
 from tileinfer_core.files import PARTIAL, disk_errors, free_bytes, publish, write_atomic
 from tileinfer_core.hub_errors import HubErrors, endpoint
 from tileinfer_core.jsonfile import parse_json_object
-from tileinfer_core.manifest import Manifest, record_of
+from tileinfer_core.manifest import FileRecord, Manifest, record_of
 from tileinfer_core.progress import OnProgress, ProgressEvent, silent
 from tileinfer_core.pull_plan import PullFile, PullPlan, exclusive
-from tileinfer_core.store import ModelFolder, local_path
+from tileinfer_core.store import ModelFolder, check_reference, local_path
 from tileinfer_core.weights import INDEX_NAME, SINGLE_NAME, WeightFiles
 
 if TYPE_CHECKING:
@@ -64,8 +63,7 @@ def plan_pull(store: Store, reference: str, *, force: bool = False, on_progress:
         UnsupportedModelError: no safetensors. TileinferError: no network, offline mode, a Hub that fails.
     """
     model = store.canonical(reference)
-    if not reference or not reference.isprintable():
-        raise ModelNotFoundError(f"no model is named {reference!r}")
+    check_reference(reference)
     if model == DEMO:
         return demo.plan(store.folder_of(DEMO), force=force)
     if local_path(model) is not None:
@@ -264,6 +262,11 @@ def _link(source: Path, target: Path) -> None:
             shutil.copyfile(source, target)
 
 
+def _record(partial: Path, file: PullFile) -> FileRecord:
+    """Every file here has been compared with the Hub's hash; where that is SHA-256, it need not be read again."""
+    return FileRecord(file.bytes, file.sha256) if file.sha256 else record_of(partial / file.path)
+
+
 def _finish(plan: PullPlan, partial: Path) -> None:
     """Check, write the manifest, give the folder its name."""
     wanted = {file.path for file in plan.files}
@@ -272,7 +275,7 @@ def _finish(plan: PullPlan, partial: Path) -> None:
         for path in partial.iterdir():
             if path.name not in wanted:
                 path.unlink()
-        records = {name: record_of(partial / name) for name in sorted(wanted)}
+        records = {file.path: _record(partial, file) for file in sorted(plan.files, key=lambda file: file.path)}
     source = {"kind": "hub", "id": plan.name, "endpoint": endpoint(), "time": int(time.time())}
     Manifest(plan.name, source, plan.revision, records).write(partial)
     publish(partial, plan.target)

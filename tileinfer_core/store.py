@@ -102,8 +102,7 @@ class Store:
             ModelNotFoundError: nothing here by that name, with the command that fetches it or the names it resembles.
             DamagedModelError: only part of it is here.
         """
-        if not reference or not reference.isprintable():
-            raise ModelNotFoundError(f"no model is named {reference!r}")
+        check_reference(reference)
         model = self.canonical(reference)
         path = local_path(model) if lookup(reference, {}) is None else None
         if path is not None:
@@ -255,8 +254,7 @@ class Store:
             UsageError: a local folder, or a model of the Hugging Face cache: neither is TileInfer's to delete.
             ModelNotFoundError: nothing by that name.
         """
-        if not reference or not reference.isprintable():
-            raise ModelNotFoundError(f"no model is named {reference!r}")
+        check_reference(reference)
         freed = 0
         for base, folders in self._removable(reference).items():
             with exclusive(base, reference), disk_errors(self.root):
@@ -308,6 +306,12 @@ class Store:
             if manifest:
                 return ModelFolder(model, folder, "tileinfer", manifest.revision)
         return self.resolve(reference)
+
+
+def check_reference(reference: str) -> None:
+    """Raises ModelNotFoundError for what can't be the name of anything: nothing at all, or control characters."""
+    if not reference or not reference.isprintable():
+        raise ModelNotFoundError(f"no model is named {reference!r}")
 
 
 def local_path(reference: str) -> Path | None:

@@ -11,7 +11,7 @@ from typing import Any
 import cuda.tile as ct
 import ml_dtypes
 import numpy as np
-from cuda.tile._datatype import IntegerInfo, is_boolean, is_integral, is_signed, promote_dtypes
+from cuda.tile._datatype import IntegerInfo, is_boolean, is_integral, promote_dtypes
 from cuda.tile._exception import TileTypeError
 
 from kernels.interpreter.errors import InterpreterError
@@ -52,11 +52,6 @@ def kind(dtype: np.dtype) -> int:
     """The compiler's category: 0 boolean, 1 integer, 2 float. The stronger one wins against a Python constant."""
     tile = TO_TILE[dtype]
     return 0 if is_boolean(tile) else 1 if is_integral(tile) else 2
-
-
-@functools.cache
-def is_unsigned(dtype: np.dtype) -> bool:
-    return kind(dtype) == 1 and not is_signed(TO_TILE[dtype])
 
 
 @functools.cache

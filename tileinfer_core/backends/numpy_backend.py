@@ -1,7 +1,7 @@
 """The NumPy backend: float32 on the CPU, matrix products through BLAS. What runs without a GPU, and the oracle for one.
 
-It executes a model's operations one by one, on float32 arrays, and keeps no state but the rope tables; the weights
-and the running sequence belong to NumpyRunner.
+It executes a model's operations one by one, on float32 arrays, and keeps no state but the rope tables and
+the threads of its products; the weights and the running sequence belong to NumpyRunner.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 16, 1024  # tokens between two trials
 
 
 class Products:
-    """`one_row` and `rows` are what the backend calls; `step` goes around a token's pass through the model."""
+    """`one_row` and `rows` are what the backend calls; `token` goes around a token's pass through the model."""
 
     def __init__(self, blas: BlasThreads | None = None) -> None:
         self._blas = find_blas_threads() if blas is None else blas

@@ -22,7 +22,7 @@ BackendRequest = Literal["auto", "cuda", "cpu"]
 
 @dataclass(frozen=True, slots=True)
 class BackendChoice:
-    """`reason` is a clause for the user, such as "asked for" or "no CUDA backend in this version"."""
+    """`reason` is a clause for the user, such as "asked for" or "no usable GPU: the driver shows none"."""
 
     name: BackendName
     reason: str
