@@ -35,6 +35,7 @@ FAMILIES: tuple[str, ...] = (
     "kernels.embedding",
     "kernels.kv_write",
     "kernels.linear",
+    "kernels.linear_int8",
     "kernels.linear_prefill",
     "kernels.linear_split",
     "kernels.linear_tokens",

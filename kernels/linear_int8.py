@@ -1,0 +1,347 @@
+"""INT8 weight products of a decode step: linear.py's five, for one token, with weights of one byte.
+
+    linear_int8           y = x Wᵀ (+ bias)                       W[n, k] = scale[n, k // G] · w[n, k], w int8
+    linear_int8_norm      the same with RMSNorm of the input folded in; also the LM head, y in float32
+    linear_int8_swiglu    the same, then silu(gate)·up on interleaved rows
+    linear_int8_xielu     the same, then xIELU
+    linear_int8_residual  stream += x Wᵀ (+ bias), and what the next RMSNorm needs
+
+As in kernels/linear.py a block keeps whole rows in registers and asks for them before it waits for the kernel before
+it. Activations stay half precision and the sums float32: nothing is quantised here but the weights.
+
+The bytes become floats without a conversion instruction, whose rate (16 a clock and SM) would bound a 4B model at some
+1,100 µs a step: w · 2¹⁵ added to the bits of 1.5 is the float 1.5 + w/256, exactly. So Σ (1.5 + w/256) x is summed, and
+1.5 Σ x taken off, each in float32 and before a sum leaves its thread.
+
+One scale a row (scale [N, 1]) multiplies the finished sum; with one a group of G columns, 16 neighbours are summed in
+their thread and scaled. Refuses: columns that a 16-byte load does not divide (multiples of 16), groups that are no
+power of two from 16 up, more than one token.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import cuda.tile as ct
+
+from kernels import configs
+from kernels.activation import silu_times, xielu_of
+from kernels.launch import check_array, with_hints
+from kernels.linear import PLAIN, SWIGLU, XIELU, LinearConfig, check_square_sums, plain_tile, weight_tiles
+from kernels.notation import HALF, ZERO, Bool, Float, Int
+from kernels.specs import ArraySpec
+
+if TYPE_CHECKING:
+    from kernels.launch import Launcher
+    from kernels.shapes import ModelShape
+
+LOAD = 16  # weights of one load; they lie in one thread
+ONE_AND_A_HALF = 0x3FC00000  # the bits of 1.5
+STEP = 1 << 15  # one unit of a weight in those bits: 1/256
+
+
+def linear_int8_config(
+    arch: str, n: int, k: int, group: int | None = None, family: str = "linear_int8"
+) -> LinearConfig:
+    """The row of configs/<arch>.json for a weight of n rows and k columns in groups of `group` (None: one a row)."""
+    try:
+        found = LinearConfig(**configs.config(family, arch, n=n, k=k, group=group or 0))
+    except KeyError:
+        found = linear_int8_rule(n, k)
+    if group is None or found.tile_k >= group:
+        return found
+    return LinearConfig(found.tile_n, group, found.occupancy)
+
+
+def linear_int8_rule(n: int, k: int) -> LinearConfig:
+    """About 8 to 16 KiB of weights a block; a row in one warp (512 columns), or in four where it is long."""
+    tile_k = next((t for t in (512, 256, 128, 64) if k % t == 0), 512)
+    if k > 4096:
+        tile_k = next((t for t in (2048, 1024, 512) if k % t == 0), 512)
+    padded = -(-k // tile_k) * tile_k
+    rows = max(1, 1 << ((16384 // padded).bit_length() - 1)) if padded <= 16384 else 1
+    return LinearConfig(min(max(rows, 16 if tile_k <= 128 else 1), 16, 1 << (n - 1).bit_length()), tile_k)
+
+
+def int8_square_slots(arch: str, n: int, k: int, group: int | None = None) -> int:
+    """Entries of the `square_sums` that linear_int8_residual writes, as kernels.linear.square_slots."""
+    tile_n = linear_int8_config(arch, n, k, group, "linear_int8_residual").tile_n
+    return max(4, 1 << (-(-n // tile_n) - 1).bit_length())
+
+
+def scale_tiles(scale, i, TN: Int, TK: Int, NK: Int, G: Int, EVEN: Bool):
+    """The scales of the block's rows: [1, TN] once for whole rows (G = 0), [TN, TK / G] for each tile of columns."""
+    if G == 0:
+        return (plain_tile(scale, (0, i), (1, TN), EVEN),)
+    return tuple(plain_tile(scale, (i, k), (TN, TK // G), EVEN) for k in ct.static_iter(range(NK)))
+
+
+def as_floats(w):
+    """1.5 + w/256 of an int8 tile, exactly."""
+    return ct.bitcast(w.astype(ct.int32) * STEP + ONE_AND_A_HALF, ct.float32)
+
+
+def int8_dot(tiles, scales, x, TN: Int, TK: Int, NK: Int, G: Int, EVEN: Bool):
+    """The token times the block's rows, scaled: [1, TN] float32."""
+    if G == 0:
+        total = ct.zeros((TN, TK), dtype=ct.float32)
+        offset = ct.zeros((1, TK), dtype=ct.float32)
+        for k in ct.static_iter(range(NK)):
+            xt = plain_tile(x, (0, k), (1, TK), EVEN).astype(ct.float32)
+            total = total + as_floats(tiles[k]) * xt
+            offset = offset + xt
+        rows = ct.sum(total - 1.5 * offset, axis=1).reshape((1, TN))
+        return rows * (scales[0] * 256.0)
+    parts = ct.zeros((TN, TK // LOAD), dtype=ct.float32)
+    for k in ct.static_iter(range(NK)):
+        xt = plain_tile(x, (0, k), (1, TK), EVEN).astype(ct.float32)
+        part = ct.sum((as_floats(tiles[k]) * xt).reshape((TN, TK // LOAD, LOAD)), axis=2)
+        offsets = ct.sum(xt.reshape((1, TK // LOAD, LOAD)), axis=2)
+        wide = ct.broadcast_to(scales[k].reshape((TN, TK // G, 1)), (TN, TK // G, G // LOAD))
+        parts = parts + (part - 1.5 * offsets) * wide.reshape((TN, TK // LOAD))
+    return ct.sum(parts, axis=1).reshape((1, TN)) * 256.0
+
+
+@ct.kernel
+def linear_int8_kernel(
+    w, scale, x, square_sums, extra, y, K: Int, NB: Int, EPS: Float, TN: Int, TK: Int, NK: Int, G: Int, NORM: Bool,
+    BIAS: Bool, ACT: Int, EVEN: Bool, PDL: Bool,
+):  # fmt: skip
+    """y[n] = act(Σ_k scale[n, k // G] w[n, k] x[k] / rms + bias[n]), rms² = Σ square_sums / K + ε.
+
+    w [N, K] int8; scale float32, [1, N] for whole rows (G = 0) or [N, K / G]; x [1, K] half; square_sums [1, NB]
+    float32 (NORM); extra: bias [1, N] (BIAS) or xIELU's two numbers [2] float32 (ACT = XIELU), else unused; y [1, N or N/2]
+    half or float32; SWIGLU joins rows 2j, 2j+1. Grid: ceil(N / TN) blocks of TN rows. Products and sums in float32, one
+    rounding at the store. EVEN: TN divides N and TK divides K, nothing is checked.
+    """
+    i = ct.bid(0)
+    if PDL:
+        ct.grid_dependency_control_launch_dependents()
+    tiles = weight_tiles(w, i, 0, TN, TK, NK, EVEN)
+    scales = scale_tiles(scale, i, TN, TK, NK, G, EVEN)
+    if BIAS:
+        bias = ct.load(extra, index=(0, i), shape=(1, TN), padding_mode=ZERO, allow_tma=False).astype(ct.float32)
+    if ACT == XIELU:
+        positive = ct.load(extra, index=(0,), shape=(1,), check_bounds=False)
+        negative = ct.load(extra, index=(1,), shape=(1,), check_bounds=False)
+    if PDL:
+        ct.grid_dependency_control_wait()
+    if NORM:
+        sums = ct.load(square_sums, index=(0, 0), shape=(1, NB), allow_tma=False, check_bounds=False)
+        inverse_rms = ct.rsqrt(ct.sum(sums, axis=1) * (1.0 / K) + EPS)
+    out = int8_dot(tiles, scales, x, TN, TK, NK, G, EVEN)
+    if NORM:
+        out = out * inverse_rms
+    if BIAS:
+        out = out + bias
+    if ACT == XIELU:
+        out = xielu_of(out, positive, negative)
+    if ACT == SWIGLU:
+        pairs = out.reshape((TN // 2, 2))
+        gate = ct.extract(pairs, (0, 0), (TN // 2, 1))
+        up = ct.extract(pairs, (0, 1), (TN // 2, 1))
+        out = silu_times(gate, up).reshape((1, TN // 2))
+    ct.store(y, index=(0, i), tile=out.astype(y.dtype), allow_tma=False, check_bounds=not EVEN)
+
+
+@ct.kernel
+def linear_int8_residual_kernel(
+    w, scale, x, extra, stream, gain, normed, square_sums, TN: Int, TK: Int, NK: Int, G: Int, BIAS: Bool, EVEN: Bool,
+    PDL: Bool,
+):  # fmt: skip
+    """stream[n] += Σ_k scale[n, k // G] w[n, k] x[k] + bias[n]; normed = stream·gain; square_sums[block] = Σ_n stream².
+
+    w [N, K] int8; scale float32, [1, N] (G = 0) or [N, K / G]; x [1, K] half; stream [1, N] float32, read and written;
+    gain [1, N] half or float32; normed [1, N] half; square_sums [1, ≥ blocks] float32. Grid: ceil(N / TN) blocks of TN
+    rows. The stream stays float32; only normed is rounded. EVEN: TN divides N and TK divides K, nothing is checked.
+    """
+    i = ct.bid(0)
+    if PDL:
+        ct.grid_dependency_control_launch_dependents()
+    tiles = weight_tiles(w, i, 0, TN, TK, NK, EVEN)
+    scales = scale_tiles(scale, i, TN, TK, NK, G, EVEN)
+    g = plain_tile(gain, (0, i), (1, TN), EVEN).astype(ct.float32)
+    if BIAS:
+        bias = ct.load(extra, index=(0, i), shape=(1, TN), padding_mode=ZERO, allow_tma=False).astype(ct.float32)
+    if PDL:
+        ct.grid_dependency_control_wait()
+    out = int8_dot(tiles, scales, x, TN, TK, NK, G, EVEN) + plain_tile(stream, (0, i), (1, TN), EVEN)
+    if BIAS:
+        out = out + bias
+    ct.store(stream, index=(0, i), tile=out, allow_tma=False, check_bounds=not EVEN)
+    ct.store(normed, index=(0, i), tile=(out * g).astype(normed.dtype), allow_tma=False, check_bounds=not EVEN)
+    squares = ct.sum(out * out, axis=1, keepdims=True)
+    ct.store(square_sums, index=(0, i), tile=squares, allow_tma=False, check_bounds=False)
+
+
+# -- wrappers
+
+
+def linear_int8(
+    launcher: Launcher, x: Any, w: Any, scale: Any, y: Any, *, bias: Any = None, config: LinearConfig | None = None
+) -> None:
+    """y [1, N] = x [1, K] · (scale · w)ᵀ (+ bias [1, N]); w int8 [N, K], scale float32 [N, K / G]. y half or float32.
+
+    Raises:
+        ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernel reads.
+    """
+    _launch(launcher, "linear_int8", x, w, scale, None, y, bias, PLAIN, 0.0, config)
+
+
+def linear_int8_norm(
+    launcher: Launcher, normed: Any, square_sums: Any, w: Any, scale: Any, y: Any, *, eps: float, bias: Any = None,
+    config: LinearConfig | None = None,
+) -> None:  # fmt: skip
+    """y [1, N] = RMSNorm(x) · (scale · w)ᵀ (+ bias), as kernels.linear.linear_norm.
+
+    Raises:
+        ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernel reads.
+    """
+    _launch(launcher, "linear_int8_norm", normed, w, scale, square_sums, y, bias, PLAIN, eps, config)
+
+
+def linear_int8_swiglu(
+    launcher: Launcher, normed: Any, square_sums: Any, w: Any, scale: Any, y: Any, *, eps: float,
+    config: LinearConfig | None = None,
+) -> None:  # fmt: skip
+    """y [1, N/2] = silu(gate)·up of RMSNorm(x) · (scale · w)ᵀ; row 2j of w is gate row j, row 2j+1 is up row j.
+
+    Raises:
+        ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernel reads.
+    """
+    _launch(launcher, "linear_int8_swiglu", normed, w, scale, square_sums, y, None, SWIGLU, eps, config)
+
+
+def linear_int8_xielu(
+    launcher: Launcher, normed: Any, square_sums: Any, w: Any, scale: Any, alphas: Any, y: Any, *, eps: float,
+    config: LinearConfig | None = None,
+) -> None:  # fmt: skip
+    """y [1, N] = xIELU(RMSNorm(x) · (scale · w)ᵀ). alphas: float32 [2], see kernels.activation.
+
+    Raises:
+        ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernel reads.
+    """
+    check_array("linear_int8_xielu: alphas", alphas, (2,), "float32")
+    _launch(launcher, "linear_int8_xielu", normed, w, scale, square_sums, y, alphas, XIELU, eps, config)
+
+
+def linear_int8_residual(
+    launcher: Launcher, x: Any, w: Any, scale: Any, stream: Any, gain: Any, normed: Any, square_sums: Any, *,
+    bias: Any = None, config: LinearConfig | None = None,
+) -> None:  # fmt: skip
+    """stream [1, N] float32 += x [1, K] · (scale · w)ᵀ (+ bias), then normed = stream·gain and partial sums of squares.
+
+    As kernels.linear.linear_residual; `int8_square_slots` is the length of square_sums.
+
+    Raises:
+        ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernel reads.
+    """
+    op = "linear_int8_residual"
+    n, k, group = check_int8_product(op, x, w, scale, bias)
+    half = str(x.dtype)
+    check_array(f"{op}: stream", stream, (1, n), "float32", align=16)
+    check_array(f"{op}: gain", gain, (1, n), half, "float32", align=16)
+    check_array(f"{op}: normed", normed, (1, n), half, align=16)
+    slots = check_square_sums(op, square_sums, 1)
+    config = config or linear_int8_config(launcher.arch, n, k, group, op)
+    blocks = -(-n // config.tile_n)
+    if slots < blocks:
+        raise ValueError(f"{op}: square_sums has {slots} entries a token, its {blocks} blocks need as many")
+    scales, cut = _cut(op, config, scale, n, k, group)
+    args = (w, scales, x, x if bias is None else bias, stream, gain, normed, square_sums, *cut, bias is not None)
+    _send(launcher, linear_int8_residual_kernel, config, n, k, args)
+
+
+def _launch(
+    launcher: Launcher, op: str, x: Any, w: Any, scale: Any, square_sums: Any, y: Any, extra: Any, act: int, eps: float,
+    config: LinearConfig | None,
+) -> None:  # fmt: skip
+    n, k, group = check_int8_product(op, x, w, scale, extra if act != XIELU else None)
+    outputs = ("float32", str(x.dtype)) if act == PLAIN else (str(x.dtype),)
+    check_array(f"{op}: y", y, (1, n // 2 if act == SWIGLU else n), *outputs, align=16)
+    slots = 1 if square_sums is None else check_square_sums(op, square_sums, 1)
+    config = config or linear_int8_config(launcher.arch, n, k, group, op)
+    if act == SWIGLU and config.tile_n < 2:
+        config = LinearConfig(2, config.tile_k, config.occupancy)
+    scales, cut = _cut(op, config, scale, n, k, group)
+    norm, bias = square_sums is not None, extra is not None and act != XIELU
+    args = (w, scales, x, square_sums if norm else x, x if extra is None else extra, y, k, slots, float(eps))
+    _send(launcher, linear_int8_kernel, config, n, k, (*args, *cut, norm, bias, act))
+
+
+def _cut(op: str, config: LinearConfig, scale: Any, n: int, k: int, group: int | None) -> tuple[Any, tuple[int, ...]]:
+    """The scales as the kernel reads them; tile sides, tiles of a row, and columns of a scale (0 for whole rows)."""
+    tiles = (config.tile_n, config.tile_k, -(-k // config.tile_k))
+    if group is None:
+        return scale.reshape(1, n), (*tiles, 0)
+    if config.tile_k % group:
+        raise ValueError(f"{op}: tiles of {config.tile_k} columns, expected whole groups of {group}")
+    return scale, (*tiles, group)
+
+
+def _send(launcher: Launcher, kernel: Any, config: LinearConfig, n: int, k: int, args: tuple[Any, ...]) -> None:
+    even = n % config.tile_n == 0 and k % config.tile_k == 0
+    hinted = kernel if config.occupancy is None else with_hints(kernel, occupancy=config.occupancy)
+    launcher(hinted, (-(-n // config.tile_n), 1, 1), (*args, even, launcher.pdl))
+
+
+def check_int8_product(
+    op: str, x: Any, w: Any, scale: Any, bias: Any, tokens: int | None = 1
+) -> tuple[int, int, int | None]:
+    """Rows, columns, and columns of a group: None where a row has one scale."""
+    check_array(f"{op}: w", w, (None, None), "int8", align=16)
+    n, k = (int(side) for side in w.shape)
+    check_array(f"{op}: x", x, (tokens, None), *HALF, align=16)
+    if int(x.shape[1]) != k:
+        raise ValueError(f"{op}: x has {x.shape[1]} columns, the weight expects {k}")
+    if k % LOAD:
+        raise ValueError(f"{op}: the weight has {k} columns, expected a multiple of {LOAD} (16 bytes)")
+    if bias is not None:
+        check_array(f"{op}: bias", bias, (1, n), str(x.dtype), "float32", align=16)
+    check_array(f"{op}: scale", scale, (n, None), "float32", align=16)
+    groups = int(scale.shape[1])
+    if groups == 1:
+        return n, k, None
+    group = k // groups
+    if k % groups or group & (group - 1) or group < LOAD:
+        raise ValueError(f"{op}: {groups} scales for {k} columns, expected one for each power of two from {LOAD} up")
+    return n, k, group
+
+
+GROUP = 128  # the catalogue's groups, where a row has several scales
+
+
+def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
+    """The products of a step, with one scale a row; and in groups, where the columns come out even."""
+    for group in (None, GROUP):
+        _model_products(launcher, model, dtype, group)
+
+
+def _model_products(launcher: Launcher, model: ModelShape, dtype: str, group: int | None) -> None:
+    def array(*shape: int, of: str = dtype) -> ArraySpec:
+        return ArraySpec(shape, of)
+
+    if group is not None and any(k % group for _, k in model.products.values()):
+        return
+    arrays = {
+        name: (array(n, k, of="int8"), array(n, k // (group or k), of="float32"))
+        for name, (n, k) in model.products.items()
+    }
+    stream, normed = array(1, model.hidden, of="float32"), array(1, model.hidden)
+    gain, act = array(1, model.hidden, of="float32"), array(1, model.ffn)
+    o_sums, down_sums = (
+        array(1, int8_square_slots(launcher.arch, *model.products[name], group), of="float32") for name in ("o", "down")
+    )
+    qkv_bias = array(1, model.qkv_rows) if model.qkv_bias else None
+    o_bias = array(1, model.hidden) if model.o_bias else None
+    attended, logits = array(1, model.attention_width), array(1, model.vocab, of="float32")
+    qkv = array(1, model.qkv_rows)
+    linear_int8_norm(launcher, normed, down_sums, *arrays["qkv"], qkv, eps=model.eps, bias=qkv_bias)
+    linear_int8_residual(launcher, attended, *arrays["o"], stream, gain, normed, o_sums, bias=o_bias)
+    if model.activation == "xielu":
+        linear_int8_xielu(launcher, normed, o_sums, *arrays["up"], array(2, of="float32"), act, eps=model.eps)
+    else:
+        linear_int8_swiglu(launcher, normed, o_sums, *arrays["up"], act, eps=model.eps)
+    linear_int8_residual(launcher, act, *arrays["down"], stream, gain, normed, down_sums)
+    linear_int8_norm(launcher, normed, down_sums, *arrays["lm_head"], logits, eps=model.eps)
+    linear_int8(launcher, normed, *arrays["lm_head"], logits)  # after a prefill, whose last norm is a kernel of its own
