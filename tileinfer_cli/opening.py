@@ -51,6 +51,7 @@ def engine_options(flags: ModelFlags, settings: Settings) -> EngineOptions:
     return EngineOptions(
         backend=flags.backend.value if flags.backend else settings.backend.value,
         context=flags.context if flags.context is not None else settings.context.value,
+        kv=flags.kv.value if flags.kv else settings.kv.value,
     )
 
 
@@ -94,7 +95,14 @@ def load_for_bench(cli: Cli, flags: ModelFlags, config: Path | None, *, quiet: b
         name, path = f"random weights, {config}", config
     noise = config is not None
     with Progress(cli.streams.err, quiet=quiet) as progress:
-        loaded = load(path, backend=options.backend, context=options.context, noise=noise, on_progress=progress)
+        loaded = load(
+            path,
+            backend=options.backend,
+            context=options.context,
+            kv=options.kv,
+            noise=noise,
+            on_progress=progress,
+        )
     for warning in loaded.warnings:
         print_warning(cli.streams.err, warning)
     _say_fallback(cli, options, loaded.backend, quiet=quiet)

@@ -29,6 +29,11 @@ class BackendName(enum.StrEnum):
     cpu = "cpu"
 
 
+class KvFormat(enum.StrEnum):
+    bf16 = "bf16"
+    int8 = "int8"
+
+
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="Alias, ORG/NAME, folder or .gguf file.", show_default=False)
 ]
@@ -59,6 +64,14 @@ BackendOption = Annotated[
 ContextOption = Annotated[
     int | None,
     typer.Option("--context", metavar="N", help="Tokens of context, at most the model's.", rich_help_panel=_MODEL),
+]
+KvOption = Annotated[
+    KvFormat | None,
+    typer.Option(
+        "--kv",
+        help="Keys and values: bf16, as the model has them, or int8, in half the memory. Without it: bf16.",
+        rich_help_panel=_MODEL,
+    ),
 ]
 SystemOption = Annotated[
     str | None,
@@ -125,6 +138,7 @@ class ModelFlags(CompilerFlags):
     model: ModelOption = None
     backend: BackendOption = None
     context: ContextOption = None
+    kv: KvOption = None
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,13 @@ class Loaded:
 
 
 def load_for_bench(
-    path: Path, *, backend: str, context: int | None, noise: bool, on_progress: OnProgress = silent
+    path: Path,
+    *,
+    backend: str,
+    context: int | None,
+    noise: bool,
+    kv: str = "bf16",
+    on_progress: OnProgress = silent,
 ) -> Loaded:
     """A model's folder; with `noise` a config.json (or a folder with one) whose weights are made up.
 
@@ -151,7 +157,7 @@ def load_for_bench(
     else:
         files = WeightFiles.open(path)
         model, warnings = define_from_files(config, files)
-    runner = load_runner(choice, model, files, context=context, prefill_chunk=None, on_progress=on_progress)
+    runner = load_runner(choice, model, files, context=context, prefill_chunk=None, kv=kv, on_progress=on_progress)
     return Loaded(runner, model, choice, time.perf_counter() - start, warnings)
 
 

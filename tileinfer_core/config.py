@@ -16,6 +16,7 @@ from tileinfer_core.config_fields import Fields
 from tileinfer_core.errors import UnsupportedModelError
 from tileinfer_core.jsonfile import read_json_object
 from tileinfer_core.models import MODEL_TYPES
+from tileinfer_core.quantization import Quantization, read_quantization
 from tileinfer_core.rope_config import RopeConfig, read_rope
 
 if TYPE_CHECKING:
@@ -27,11 +28,11 @@ ACTIVATIONS: Mapping[str, str] = MappingProxyType({"silu": "silu", "swish": "sil
 # Fields that change the result, with the values under which they do not.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
-        "quantization_config": ({},),
         "attn_logit_softcapping": (),
         "final_logit_softcapping": (),
         "logit_softcapping": (),
         "query_pre_attn_scalar": (),
+        "compression_config": ({},),  # quantization_config's name in files of 2024
         "num_experts": (0,),
         "num_local_experts": (0,),
         "n_routed_experts": (0,),
@@ -80,6 +81,7 @@ class ModelConfig:
     bos_token_id: int | None
     dtype: str | None
     unread: tuple[str, ...] = ()
+    quantization: Quantization | None = None
 
     @property
     def q_size(self) -> int:
@@ -139,6 +141,7 @@ class ModelConfig:
             "eos_token_ids": fields.token_ids("eos_token_id"),
             "bos_token_id": bos[0] if bos else None,
             "dtype": _dtype(fields),
+            "quantization": read_quantization(fields.raw("quantization_config"), where),
         }
         return cls(**config, unread=fields.unread)
 
@@ -168,16 +171,10 @@ def _refuse_options(fields: Fields, where: str) -> None:
         value = fields.raw(name)
         if value is None or any(type(value) is type(ok) and value == ok for ok in neutral):
             continue
-        detail = _quantization_detail(value) if name == "quantization_config" else f"{name} {value!r}"
         raise UnsupportedModelError(
-            f"{where}: not supported: {detail[:160]}",
+            f"{where}: not supported: {f'{name} {value!r}'[:160]}",
             hint="supported: dense decoder models in bfloat16, float16 or float32, with full attention",
         )
-
-
-def _quantization_detail(value: object) -> str:
-    method = value.get("quant_method") if isinstance(value, dict) else None
-    return f"weights quantised by {method!r} (quantization_config)"
 
 
 def _refuse_sliding_window(fields: Fields, where: str, model_type: str, max_position: int, layers: int) -> None:

@@ -37,12 +37,14 @@ if TYPE_CHECKING:
 class EngineOptions:
     """How to load a model. `context` None takes the longest that model and memory allow.
 
-    `prefill_chunk` tokens of a prompt go in one step; None takes what the backend does best.
+    `prefill_chunk` tokens of a prompt go in one step; None takes what the backend does best. `kv` "int8" keeps keys and
+    values in INT8, one scale for each token and head; "bf16" as the model has them.
     """
 
     backend: str = "auto"
     context: int | None = None
     prefill_chunk: int | None = None
+    kv: str = "bf16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ class Engine:
             files,
             context=options.context,
             prefill_chunk=options.prefill_chunk,
+            kv=options.kv,
             on_progress=on_progress,
         )
         return cls(

@@ -34,6 +34,7 @@ INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
 FLOAT_DTYPES = frozenset({"bfloat16", "float16", "float32"})
+INT8_DTYPES = frozenset({"int8"})
 
 
 @dataclass(frozen=True, slots=True)

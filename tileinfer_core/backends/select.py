@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from tileinfer_core.errors import BackendUnavailableError, UsageError
+from tileinfer_core.settings import KV_FORMATS
 
 if TYPE_CHECKING:
     from tileinfer_core.backends.base import Runner
@@ -62,16 +63,21 @@ def load_runner(
     *,
     context: int | None,
     prefill_chunk: int | None,
+    kv: str,
     on_progress: OnProgress,
 ) -> Runner:
     """Load the weights on the backend chosen; `files` None fills them with noise, for timing a shape.
 
     `context` is what the user asked for: a backend that plans its memory refuses one that does not fit, and without it
-    finds the longest that does. `prefill_chunk` None is the backend's own choice.
+    finds the longest that does. `prefill_chunk` None is the backend's own choice. `kv` "int8" keeps keys and values in
+    INT8, "bf16" as the model has them.
 
     Raises:
+        UsageError: `kv` is neither.
         OutOfMemoryError, BackendUnavailableError, ModelError: what keeps it from running.
     """
+    if kv not in KV_FORMATS:
+        raise UsageError(f"--kv must be one of {', '.join(KV_FORMATS)}, found {kv!r}")
     if choice.name == "cuda":
         try:
             from tileinfer_core.backends.cuda import load  # noqa: PLC0415 - a backend is imported when chosen
@@ -81,11 +87,11 @@ def load_runner(
             raise BackendUnavailableError(f"the CUDA backend can't be imported: {error}", hint=hint) from error
         chunk = prefill_chunk or load.PREFILL_CHUNK
         return load.load_runner(
-            model, files, GpuDevice(), context=context, prefill_chunk=chunk, on_progress=on_progress
+            model, files, GpuDevice(), context=context, prefill_chunk=chunk, kv=kv, on_progress=on_progress
         )
     from tileinfer_core.backends.numpy_backend import NumpyRunner  # noqa: PLC0415
 
     del context, prefill_chunk  # memory for keys and values grows as it is used
     if files is None:
-        return NumpyRunner.with_noise(model)
-    return NumpyRunner.load(model, files, on_progress)
+        return NumpyRunner.with_noise(model, kv=kv)
+    return NumpyRunner.load(model, files, on_progress, kv=kv)

@@ -9,18 +9,20 @@ A model's file picks from these and writes its own where its layers differ. Name
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from tileinfer_core.models.structure import LayerStructure, Parameter
-from tileinfer_core.weights import TensorSpec
+from tileinfer_core.errors import UnsupportedModelError
+from tileinfer_core.models.structure import LayerStructure, Parameter, scale_name
+from tileinfer_core.weights import INT8_DTYPES, TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tileinfer_core.backends.base import Backend
     from tileinfer_core.config import ModelConfig
     from tileinfer_core.kv_cache import KvCache
+    from tileinfer_core.quantization import Int8, Quantization
 
 T = TypeVar("T")
 
@@ -44,10 +46,24 @@ class ModelDefinition:
     parameters: tuple[Parameter, ...]
     tied: bool
 
+    def int8(self, product: str, layer: int | None = None) -> Int8 | None:
+        """The format of one product's weights; None where they are not quantised.
+
+        `product` is "qkv_proj", "o_proj", "gate_up_proj" or "down_proj" of a layer, else "embedding" or "lm_head".
+        """
+        if layer is not None:
+            name = f"model.layers.{layer}.{product}.weight"
+        else:
+            name = LM_HEAD if product == "lm_head" and not self.tied else EMBEDDING
+        return next(parameter.int8 for parameter in self.parameters if parameter.name == name)
+
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights(Generic[T]):
-    """One layer's arrays: qkv [(H + 2K)·d, D], o [D, H·d], gate_up [2F, D], down [D, F]; norms and biases 1-D."""
+    """One layer's arrays: qkv [(H + 2K)·d, D], o [D, H·d], gate_up [2F, D], down [D, F]; norms and biases 1-D.
+
+    Scales [rows, groups] belong to INT8 weights; None where a weight is not quantised, or was dequantised when loaded.
+    """
 
     input_norm: T
     qkv: T
@@ -61,16 +77,22 @@ class LayerWeights(Generic[T]):
     gate_up_bias: T | None
     down: T
     down_bias: T | None
+    qkv_scale: T | None = None
+    o_scale: T | None = None
+    gate_up_scale: T | None = None
+    down_scale: T | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights(Generic[T]):
-    """embedding and lm_head [V, D], the same array when tied; norm [D]."""
+    """embedding and lm_head [V, D], the same array when tied; norm [D]; scales as in LayerWeights."""
 
     embedding: T
     layers: tuple[LayerWeights[T], ...]
     norm: T
     lm_head: T
+    embedding_scale: T | None = None
+    lm_head_scale: T | None = None
 
 
 def base_structure(config: ModelConfig, *, qk_norm: bool, mlp_bias: bool) -> LayerStructure:
@@ -93,21 +115,48 @@ def base_structure(config: ModelConfig, *, qk_norm: bool, mlp_bias: bool) -> Lay
 
 def decoder_parameters(config: ModelConfig, structure: LayerStructure, *, tied: bool) -> tuple[Parameter, ...]:
     """The arrays in the order in which a forward pass first needs them."""
-    whole = (config.vocab_size, config.hidden_size)
-    arrays = [Parameter(EMBEDDING, (TensorSpec(EMBEDDING, whole),))]
+    whole = TensorSpec(EMBEDDING, (config.vocab_size, config.hidden_size))
+    arrays = [*_matrix(EMBEDDING, (whole,), config.quantization)]
     for layer in range(config.num_hidden_layers):
-        arrays += _layer_parameters(structure, layer)
+        arrays += _layer_parameters(structure, layer, config.quantization)
     arrays.append(_single("model.norm.weight", (config.hidden_size,)))
     if not tied:
-        arrays.append(_single(LM_HEAD, whole))
+        arrays += _matrix(LM_HEAD, (replace(whole, name=LM_HEAD),), config.quantization)
     return tuple(arrays)
+
+
+def _matrix(name: str, parts: tuple[TensorSpec, ...], quantization: Quantization | None) -> Iterator[Parameter]:
+    """The array of one product, followed by its scales where it is INT8."""
+    int8 = _format_of(parts, quantization)
+    if int8 is None:
+        yield Parameter(name, parts)
+        return
+    columns = parts[0].shape[1]
+    if int8.group_size is not None and columns % int8.group_size:
+        raise UnsupportedModelError(
+            f"{parts[0].name}: quantised in groups of {int8.group_size}, which do not divide its {columns} columns"
+        )
+    yield Parameter(name, tuple(replace(part, dtypes=INT8_DTYPES) for part in parts), int8)
+    scales = (TensorSpec(scale_name(part.name), (part.shape[0], int8.groups(columns))) for part in parts)
+    yield Parameter(scale_name(name), tuple(scales))
+
+
+def _format_of(parts: tuple[TensorSpec, ...], quantization: Quantization | None) -> Int8 | None:
+    """The format of the modules of one product, which must be one."""
+    if quantization is None:
+        return None
+    formats = {part.name: quantization.of(part.name.removesuffix(".weight")) for part in parts}
+    if len(set(formats.values())) > 1:
+        found = ", ".join(f"{name}: {int8 or 'not quantised'}" for name, int8 in formats.items())
+        raise UnsupportedModelError(f"weights that are joined into one product are quantised differently: {found}")
+    return next(iter(formats.values()))
 
 
 def _single(name: str, shape: tuple[int, ...]) -> Parameter:
     return Parameter(name, (TensorSpec(name, shape),))
 
 
-def _layer_parameters(structure: LayerStructure, layer: int) -> list[Parameter]:
+def _layer_parameters(structure: LayerStructure, layer: int, quantization: Quantization | None) -> list[Parameter]:
     s, prefix = structure, f"model.layers.{layer}."
     hidden, inner = s.hidden_size, s.intermediate_size
     rows = {"q_proj": s.q_size, "k_proj": s.kv_size, "v_proj": s.kv_size, "o_proj": hidden}
@@ -118,7 +167,7 @@ def _layer_parameters(structure: LayerStructure, layer: int) -> list[Parameter]:
     for joined, stored in JOINED.items():
         sizes = [(name, rows[name.rpartition(".")[2]], columns.get(name.rpartition(".")[2], hidden)) for name in stored]
         weights = tuple(TensorSpec(f"{prefix}{name}.weight", (n, k)) for name, n, k in sizes)
-        arrays.append(Parameter(f"{prefix}{joined}.weight", weights))
+        arrays += _matrix(f"{prefix}{joined}.weight", weights, quantization)
         if biased[joined]:
             biases = tuple(TensorSpec(f"{prefix}{name}.bias", (n,)) for name, n, _ in sizes)
             arrays.append(Parameter(f"{prefix}{joined}.bias", biases))
@@ -147,11 +196,21 @@ def bind(model: ModelDefinition, arrays: Mapping[str, T]) -> DecoderWeights[T]:
                 gate_up_bias=arrays.get(prefix + "gate_up_proj.bias"),
                 down=arrays[prefix + "down_proj.weight"],
                 down_bias=arrays.get(prefix + "down_proj.bias"),
+                qkv_scale=arrays.get(prefix + "qkv_proj.weight_scale"),
+                o_scale=arrays.get(prefix + "o_proj.weight_scale"),
+                gate_up_scale=arrays.get(prefix + "gate_up_proj.weight_scale"),
+                down_scale=arrays.get(prefix + "down_proj.weight_scale"),
             )
         )
-    embedding = arrays[EMBEDDING]
-    lm_head = embedding if model.tied else arrays[LM_HEAD]
-    return DecoderWeights(embedding, tuple(layers), arrays["model.norm.weight"], lm_head)
+    head = EMBEDDING if model.tied else LM_HEAD
+    return DecoderWeights(
+        embedding=arrays[EMBEDDING],
+        layers=tuple(layers),
+        norm=arrays["model.norm.weight"],
+        lm_head=arrays[head],
+        embedding_scale=arrays.get(scale_name(EMBEDDING)),
+        lm_head_scale=arrays.get(scale_name(head)),
+    )
 
 
 def forward(

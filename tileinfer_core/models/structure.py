@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from tileinfer_core.quantization import Int8
     from tileinfer_core.rope_config import RopeConfig
     from tileinfer_core.weights import TensorSpec
 
@@ -48,12 +49,26 @@ class LayerStructure:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One array of the running model: the stored tensors `parts`, joined along their first axis in this order."""
+    """One array of the running model: the stored tensors `parts`, joined along their first axis in this order.
+
+    `int8` is set for quantised weights, whose scales are the Parameter named scale_name(name), right behind it:
+    weight[n, k] = scale[n, k // group_size] · int8[n, k].
+    """
 
     name: str
     parts: tuple[TensorSpec, ...]
+    int8: Int8 | None = None
+
+    @property
+    def is_scale(self) -> bool:
+        return self.name.endswith(scale_name("weight"))
 
     @property
     def shape(self) -> tuple[int, ...]:
         rows = sum(part.shape[0] for part in self.parts)
         return (rows, *self.parts[0].shape[1:])
+
+
+def scale_name(weight: str) -> str:
+    """The name of a weight's scales, stored or joined."""
+    return weight + "_scale"

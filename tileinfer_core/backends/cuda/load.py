@@ -10,6 +10,7 @@ from tileinfer_core.backends.cuda.memory import plan_memory
 from tileinfer_core.backends.cuda.plan import refuse_unsupported
 from tileinfer_core.backends.cuda.runner import CudaRunner
 from tileinfer_core.backends.cuda.warmup import KernelWarmup
+from tileinfer_core.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     from tileinfer_core.backends.cuda.device import Device
@@ -28,6 +29,7 @@ def load_runner(
     context: int | None,
     on_progress: OnProgress,
     prefill_chunk: int = PREFILL_CHUNK,
+    kv: str = "bf16",
 ) -> CudaRunner:
     """`files` None fills the weights with noise, to time a shape. `context` None: the model's own, cut to what fits.
 
@@ -37,6 +39,8 @@ def load_runner(
         BackendError: the compiler failed, or the device did.
     """
     refuse_unsupported(model.structure)
+    if kv != "bf16" or any(parameter.int8 for parameter in model.parameters):
+        raise UnsupportedModelError("INT8 does not run on the GPU yet", hint="--backend cpu runs it")
     half = "bfloat16" if files is None else storage_dtype(files)
     chunk = buf.padded_rows(min(prefill_chunk, context or model.config.max_context))
 
