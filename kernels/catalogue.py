@@ -37,6 +37,7 @@ FAMILIES: tuple[str, ...] = (
     "kernels.linear",
     "kernels.linear_int8",
     "kernels.linear_prefill",
+    "kernels.linear_prefill_int8",
     "kernels.linear_split",
     "kernels.linear_tokens",
     "kernels.norm",

@@ -26,6 +26,7 @@ import cuda.tile as ct
 
 from kernels import configs
 from kernels.activation import silu_times, xielu_of
+from kernels.int8_scales import LOAD, check_int8
 from kernels.launch import check_array, with_hints
 from kernels.linear import PLAIN, SWIGLU, XIELU, LinearConfig, check_square_sums, plain_tile, weight_tiles
 from kernels.notation import HALF, ZERO, Bool, Float, Int
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from kernels.launch import Launcher
     from kernels.shapes import ModelShape
 
-LOAD = 16  # weights of one load; they lie in one thread
 ONE_AND_A_HALF = 0x3FC00000  # the bits of 1.5
 STEP = 1 << 15  # one unit of a weight in those bits: 1/256
 
@@ -110,9 +110,9 @@ def linear_int8_kernel(
     """y[n] = act(Σ_k scale[n, k // G] w[n, k] x[k] / rms + bias[n]), rms² = Σ square_sums / K + ε.
 
     w [N, K] int8; scale float32, [1, N] for whole rows (G = 0) or [N, K / G]; x [1, K] half; square_sums [1, NB]
-    float32 (NORM); extra: bias [1, N] (BIAS) or xIELU's two numbers [2] float32 (ACT = XIELU), else unused; y [1, N or N/2]
-    half or float32; SWIGLU joins rows 2j, 2j+1. Grid: ceil(N / TN) blocks of TN rows. Products and sums in float32, one
-    rounding at the store. EVEN: TN divides N and TK divides K, nothing is checked.
+    float32 (NORM); extra: bias [1, N] (BIAS) or xIELU's two numbers [2] float32 (ACT = XIELU), else unused; y half or
+    float32, [1, N], or [1, N / 2] where SWIGLU joins rows 2j and 2j+1. Grid: ceil(N / TN) blocks of TN rows. Products
+    and sums in float32, one rounding at the store. EVEN: TN divides N and TK divides K, nothing is checked.
     """
     i = ct.bid(0)
     if PDL:
@@ -285,26 +285,14 @@ def _send(launcher: Launcher, kernel: Any, config: LinearConfig, n: int, k: int,
     launcher(hinted, (-(-n // config.tile_n), 1, 1), (*args, even, launcher.pdl))
 
 
-def check_int8_product(
-    op: str, x: Any, w: Any, scale: Any, bias: Any, tokens: int | None = 1
-) -> tuple[int, int, int | None]:
+def check_int8_product(op: str, x: Any, w: Any, scale: Any, bias: Any) -> tuple[int, int, int | None]:
     """Rows, columns, and columns of a group: None where a row has one scale."""
-    check_array(f"{op}: w", w, (None, None), "int8", align=16)
-    n, k = (int(side) for side in w.shape)
-    check_array(f"{op}: x", x, (tokens, None), *HALF, align=16)
+    n, k, group = check_int8(op, w, scale)
+    check_array(f"{op}: x", x, (1, None), *HALF, align=16)
     if int(x.shape[1]) != k:
         raise ValueError(f"{op}: x has {x.shape[1]} columns, the weight expects {k}")
-    if k % LOAD:
-        raise ValueError(f"{op}: the weight has {k} columns, expected a multiple of {LOAD} (16 bytes)")
     if bias is not None:
         check_array(f"{op}: bias", bias, (1, n), str(x.dtype), "float32", align=16)
-    check_array(f"{op}: scale", scale, (n, None), "float32", align=16)
-    groups = int(scale.shape[1])
-    if groups == 1:
-        return n, k, None
-    group = k // groups
-    if k % groups or group & (group - 1) or group < LOAD:
-        raise ValueError(f"{op}: {groups} scales for {k} columns, expected one for each power of two from {LOAD} up")
     return n, k, group
 
 

@@ -23,12 +23,24 @@ from kernels.interpreter import InterpreterLauncher
 from kernels.kv_write import kv_write
 from kernels.launch import GpuLauncher
 from kernels.linear import linear, linear_norm, linear_residual, linear_swiglu, linear_xielu
+from kernels.linear_int8 import (
+    linear_int8,
+    linear_int8_norm,
+    linear_int8_residual,
+    linear_int8_swiglu,
+    linear_int8_xielu,
+)
 from kernels.linear_prefill import (
     LinearPrefillConfig,
     linear_prefill,
     linear_prefill_residual,
     linear_prefill_swiglu,
     linear_prefill_xielu,
+)
+from kernels.linear_prefill_int8 import (
+    linear_prefill_int8,
+    linear_prefill_int8_residual,
+    linear_prefill_int8_swiglu,
 )
 from kernels.linear_split import LinearSplitConfig, linear_split, linear_split_residual
 from kernels.norm import rms_norm
@@ -75,6 +87,10 @@ def ints(*shape: int) -> ArraySpec:
     return ArraySpec(shape, "int32")
 
 
+def signed(*shape: int) -> ArraySpec:
+    return ArraySpec(shape, "int8")
+
+
 HEADS = {"kv_heads": 2, "head_dim": 64}
 ROPE = {"cos": floats(128, 32), "sin": floats(128, 32)}
 POOLS = {"k_pool": half(256, 64), "v_pool": half(256, 64), "block_table": ints(16)}
@@ -84,6 +100,7 @@ OUTPUTS = {"outputs.sampled": ints(1), "outputs.length": ints(1), "outputs.ids":
 DECODE = AttentionConfig("page", 2)
 SAMPLE = SampleConfig()
 WORKSPACE = {f"workspace.{name}": ArraySpec(*shape) for name, shape in sample_workspace_shapes(1100, SAMPLE).items()}
+INT8 = {"w": signed(48, 64), "scale": floats(48, 4)}  # groups of 16
 GAIN = {"q_gain": floats(1, 64), "k_gain": floats(1, 64)}
 
 CALLS = [
@@ -125,6 +142,15 @@ CALLS = [
         {"ids": ints(2), "table": half(50, 64), "gain": floats(1, 64), "stream": floats(2, 64), "normed": half(2, 64)}
         | {"square_sums": floats(2, 8)},
     ),
+    Call(
+        embedding,
+        {"ids": ints(3), "table": signed(50, 64), "stream": floats(3, 64), "scale": floats(50, 4)},
+    ),
+    Call(
+        embedding_decode,
+        {"ids": ints(1), "table": signed(50, 64), "gain": floats(1, 64), "stream": floats(1, 64), "normed": half(1, 64)}
+        | {"square_sums": floats(1, 8), "scale": floats(50, 4)},
+    ),
     Call(kv_write, {"qkv": half(3, 512), "gain": floats(1, 64), **ROPE, "start": ints(1), **POOLS}, HEADS),
     Call(
         rope_queries, {"qkv": half(3, 512), "gain": half(1, 64), **ROPE, "start": ints(1), "out": half(3, 256)}, HEADS
@@ -162,6 +188,27 @@ CALLS = [
         )
         for tokens in (1, 3)
     ),
+    Call(linear_int8, {"x": half(1, 64), **INT8, "y": floats(1, 48), "bias": half(1, 48)}),
+    Call(
+        linear_int8_norm,
+        {"normed": half(1, 64), "square_sums": floats(1, 8), **INT8, "y": half(1, 48), "bias": floats(1, 48)},
+        {"eps": 1e-6},
+    ),
+    Call(
+        linear_int8_swiglu,
+        {"normed": half(1, 64), "square_sums": floats(1, 8), **INT8, "y": half(1, 24)},
+        {"eps": 1e-6},
+    ),
+    Call(
+        linear_int8_xielu,
+        {"normed": half(1, 64), "square_sums": floats(1, 8), **INT8, "alphas": floats(2), "y": half(1, 48)},
+        {"eps": 1e-6},
+    ),
+    Call(
+        linear_int8_residual,
+        {"x": half(1, 64), **INT8, "stream": floats(1, 48), "gain": floats(1, 48), "normed": half(1, 48)}
+        | {"square_sums": floats(1, 8), "bias": half(1, 48)},
+    ),
     Call(
         linear_split,
         {"x": half(1, 64), "w": half(48, 64), "parts": floats(2, 48), "y": floats(1, 48), "bias": half(1, 48)},
@@ -185,6 +232,9 @@ CALLS = [
         {"x": half(3, 64), "w": half(48, 64), "alphas": floats(2), "y": half(3, 48), "bias": half(48)},
         TILES,
     ),
+    Call(linear_prefill_int8, {"x": half(3, 64), **INT8, "y": half(3, 48), "bias": half(48)}, TILES),
+    Call(linear_prefill_int8_residual, {"x": half(3, 64), **INT8, "residual": floats(3, 48), "bias": half(48)}, TILES),
+    Call(linear_prefill_int8_swiglu, {"x": half(3, 64), **INT8, "y": half(3, 24), "bias": half(48)}, TILES),
     Call(rms_norm, {"x": floats(3, 64), "gain": half(1, 64), "y": half(3, 64)}, {"eps": 1e-6}),
 ]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tileinfer_core.backends.cuda import buffers as buf
 from tileinfer_core.backends.cuda.loader import allocate, load_weights, random_weights, storage_dtype
 from tileinfer_core.backends.cuda.memory import plan_memory
-from tileinfer_core.backends.cuda.plan import refuse_unsupported
+from tileinfer_core.backends.cuda.plan import refuse_formats, refuse_unsupported
 from tileinfer_core.backends.cuda.runner import CudaRunner
 from tileinfer_core.backends.cuda.warmup import KernelWarmup
 from tileinfer_core.errors import UnsupportedModelError
@@ -39,8 +39,9 @@ def load_runner(
         BackendError: the compiler failed, or the device did.
     """
     refuse_unsupported(model.structure)
-    if kv != "bf16" or any(parameter.int8 for parameter in model.parameters):
-        raise UnsupportedModelError("INT8 does not run on the GPU yet", hint="--backend cpu runs it")
+    refuse_formats(model)
+    if kv != "bf16":
+        raise UnsupportedModelError("INT8 keys and values do not run on the GPU yet", hint="--backend cpu runs them")
     half = "bfloat16" if files is None else storage_dtype(files)
     chunk = buf.padded_rows(min(prefill_chunk, context or model.config.max_context))
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tileinfer_core.models.decoder import ModelDefinition
+    from tileinfer_core.models.structure import Parameter
 
 HEADROOM = 384 << 20
 SMALLEST_CONTEXT = 256  # a model that has room for less is of no use
@@ -45,8 +46,12 @@ class MemoryPlan:
 
 
 def weight_bytes(model: ModelDefinition, item: int) -> int:
-    """Norms are 1-D and small; every array is counted at `item` bytes an element, padded to 512 bytes."""
-    return sum(-(-math.prod(parameter.shape) * item // 512) * 512 for parameter in model.parameters)
+    """Every array at its size padded to 512 bytes: INT8 a byte an element, scales four, the rest `item`."""
+    return sum(-(-math.prod(p.shape) * _bytes_each(p, item) // 512) * 512 for p in model.parameters)
+
+
+def _bytes_each(parameter: Parameter, item: int) -> int:
+    return 1 if parameter.int8 is not None else 4 if parameter.is_scale else item
 
 
 def kv_bytes_per_token(model: ModelDefinition, item: int) -> int:

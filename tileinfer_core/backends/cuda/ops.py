@@ -7,6 +7,9 @@ chunk, one with "row" the one token of a decode step, whose arrays are the named
     o_sums, down_sums                     partial sums of residual², by the product that wrote the stream last
 
 The norm is folded into the products: a product writes `scaled` and its sums, the next one divides by the root of them.
+
+A weight is a pair: its array, and its scales where it is INT8 or None where it is half precision. The pair alone says
+which kernel reads it.
 """
 
 from __future__ import annotations
@@ -18,12 +21,25 @@ from kernels.argmax import SampleOutputs
 from kernels.attention_decode import attention_config, attention_decode, context_bucket, workspace_floats
 from kernels.attention_prefill import AttentionPrefillConfig, attention_prefill
 from kernels.embedding import embedding, embedding_decode
+from kernels.int8_scales import LOAD
 from kernels.linear import linear, linear_norm, linear_residual, linear_swiglu, square_slots
+from kernels.linear_int8 import (
+    int8_square_slots,
+    linear_int8,
+    linear_int8_norm,
+    linear_int8_residual,
+    linear_int8_swiglu,
+)
 from kernels.linear_prefill import (
     LinearPrefillConfig,
     linear_prefill,
     linear_prefill_residual,
     linear_prefill_swiglu,
+)
+from kernels.linear_prefill_int8 import (
+    linear_prefill_int8,
+    linear_prefill_int8_residual,
+    linear_prefill_int8_swiglu,
 )
 from kernels.norm import rms_norm
 from kernels.rope import qk_norm_rope_kv
@@ -38,10 +54,12 @@ if TYPE_CHECKING:
     from tileinfer_core.models.structure import LayerStructure
 
     Buffers = Mapping[str, Array]
+    Weight = tuple[Array, Array]  # values, scales or None
 
 Config = TypeVar("Config")
 MAX_GROUP = 8  # query heads of a key/value head: the columns of one matrix product
 SIZE_STEP = 8  # elements of a 16-byte load
+INT8_STEP = LOAD
 _SAMPLE_ARRAYS = ("adjusted", "run_maxima", "partials", "won_values", "won_ids", "sorted_values", "sorted_ids")
 
 
@@ -50,10 +68,17 @@ def workspace_specs(model: ModelDefinition, arch: str, context: int) -> dict[str
     s, vocab = model.structure, model.config.vocab_size
     shapes = sample_workspace_shapes(vocab, configured(SampleConfig, "sample", arch, vocab=vocab))
     specs = {f"sample_{name}": spec for name, spec in shapes.items()}
-    specs["o_sums"] = ((1, square_slots(arch, s.hidden_size, s.q_size)), "float32")
-    specs["down_sums"] = ((1, square_slots(arch, s.hidden_size, s.intermediate_size)), "float32")
+    specs["o_sums"] = ((1, _slots(model, "o_proj", arch, s.q_size)), "float32")
+    specs["down_sums"] = ((1, _slots(model, "down_proj", arch, s.intermediate_size)), "float32")
     specs["attention_floats"] = ((_attention_floats(s, arch, context),), "float32")
     return specs
+
+
+def _slots(model: ModelDefinition, product: str, arch: str, columns: int) -> int:
+    int8, rows = model.int8(product, 0), model.structure.hidden_size
+    if int8 is None:
+        return square_slots(arch, rows, columns)
+    return int8_square_slots(arch, rows, columns, int8.group_size)
 
 
 def _attention_floats(s: LayerStructure, arch: str, context: int) -> int:
@@ -103,29 +128,35 @@ class Ops:
 
     # -- a prefill chunk of T tokens
 
-    def embed_rows(self, ids: Array, table: Array, x: Array) -> None:
+    def embed_rows(self, ids: Array, table: Weight, x: Array) -> None:
         """x [T, D] float32."""
-        embedding(self._launcher, ids, table, x)
+        embedding(self._launcher, ids, table[0], x, scale=table[1])
 
     def norm_rows(self, x: Array, gain: Array, y: Array) -> None:
         """y [T, D] half = RMSNorm(x)."""
         rms_norm(self._launcher, x, as_row(gain), y, eps=self._s.rms_norm_eps)
 
-    def linear_rows(self, x: Array, w: Array, bias: Array, y: Array) -> None:
+    def linear_rows(self, x: Array, w: Weight, bias: Array, y: Array) -> None:
         """y [T, N] half."""
-        linear_prefill(self._launcher, x, w, y, config=self._product("", x, w), bias=bias)
+        self._product("", (linear_prefill, linear_prefill_int8), (x, w, bias), y)
 
-    def add_linear_rows(self, x: Array, w: Array, bias: Array, stream: Array) -> None:
+    def add_linear_rows(self, x: Array, w: Weight, bias: Array, stream: Array) -> None:
         """stream [T, N] float32 += x · wᵀ."""
-        linear_prefill_residual(self._launcher, x, w, stream, config=self._product("_residual", x, w), bias=bias)
+        self._product("_residual", (linear_prefill_residual, linear_prefill_int8_residual), (x, w, bias), stream)
 
-    def swiglu_rows(self, x: Array, w: Array, bias: Array, y: Array) -> None:
+    def swiglu_rows(self, x: Array, w: Weight, bias: Array, y: Array) -> None:
         """y [T, F] half."""
-        linear_prefill_swiglu(self._launcher, x, w, y, config=self._product("_swiglu", x, w), bias=bias)
+        self._product("_swiglu", (linear_prefill_swiglu, linear_prefill_int8_swiglu), (x, w, bias), y)
 
-    def _product(self, form: str, x: Array, w: Array) -> LinearPrefillConfig:
-        (tokens, k), n = x.shape, w.shape[0]
-        return self._configured(LinearPrefillConfig, f"linear_prefill{form}", tokens=tokens, n=n, k=k)
+    def _product(self, form: str, ops: tuple[Any, Any], inputs: tuple[Array, Weight, Array], y: Array) -> None:
+        x, (values, scale), bias = inputs
+        shape = {"tokens": x.shape[0], "n": values.shape[0], "k": x.shape[1]}
+        if scale is None:
+            config = self._configured(LinearPrefillConfig, f"linear_prefill{form}", **shape)
+            ops[0](self._launcher, x, values, y, config=config, bias=bias)
+            return
+        config = self._configured(LinearPrefillConfig, f"linear_prefill_int8{form}", **shape)
+        ops[1](self._launcher, x, values, scale, y, config=config, bias=bias)
 
     def _configured(self, kind: type[Config], family: str, **shape: int) -> Config:
         return configured(kind, family, self._launcher.arch, **shape)
@@ -146,38 +177,50 @@ class Ops:
 
     # -- one token
 
-    def head_row(self, gain: Array, w: Array, b: Buffers) -> None:
+    def head_row(self, gain: Array, w: Weight, b: Buffers) -> None:
         """The logits from `residual`, without folding: prefill leaves no sums."""
         self.norm_rows(b["residual"], gain, b["scaled"])
-        linear(self._launcher, b["scaled"], w, b["logits"])
+        values, scale = w
+        if scale is None:
+            linear(self._launcher, b["scaled"], values, b["logits"])
+        else:
+            linear_int8(self._launcher, b["scaled"], values, scale, b["logits"])
 
-    def embed_row(self, table: Array, gain: Array, b: Buffers) -> None:
-        args = (b["sampled"], table, as_row(gain), b["residual"], b["scaled"], b["down_sums"])
-        embedding_decode(self._launcher, *args)
+    def embed_row(self, table: Weight, gain: Array, b: Buffers) -> None:
+        args = (b["sampled"], table[0], as_row(gain), b["residual"], b["scaled"], b["down_sums"])
+        embedding_decode(self._launcher, *args, scale=table[1])
 
-    def qkv_row(self, w: Array, bias: Array, b: Buffers) -> None:
-        self._normed(linear_norm, w, b["down_sums"], b["qkv"], b, bias=as_row(bias))
+    def qkv_row(self, w: Weight, bias: Array, b: Buffers) -> None:
+        self._normed((linear_norm, linear_int8_norm), w, b["down_sums"], b["qkv"], b, bias=as_row(bias))
 
-    def swiglu_row(self, w: Array, b: Buffers) -> None:
-        self._normed(linear_swiglu, w, b["o_sums"], b["act"], b)
+    def swiglu_row(self, w: Weight, b: Buffers) -> None:
+        self._normed((linear_swiglu, linear_int8_swiglu), w, b["o_sums"], b["act"], b)
 
-    def logits_row(self, w: Array, b: Buffers) -> None:
-        self._normed(linear_norm, w, b["down_sums"], b["logits"], b)
+    def logits_row(self, w: Weight, b: Buffers) -> None:
+        self._normed((linear_norm, linear_int8_norm), w, b["down_sums"], b["logits"], b)
 
-    def _normed(self, op: Any, w: Array, sums: Array, y: Array, b: Buffers, **more: Any) -> None:
-        op(self._launcher, b["scaled"], sums, w, y, eps=self._s.rms_norm_eps, **more)
+    def _normed(self, ops: tuple[Any, Any], w: Weight, sums: Array, y: Array, b: Buffers, **more: Any) -> None:
+        values, scale = w
+        eps = self._s.rms_norm_eps
+        if scale is None:
+            ops[0](self._launcher, b["scaled"], sums, values, y, eps=eps, **more)
+        else:
+            ops[1](self._launcher, b["scaled"], sums, values, scale, y, eps=eps, **more)
 
-    def o_row(self, w: Array, bias: Array, gain: Array, b: Buffers) -> None:
-        self._add("attention", "o_sums", (w, bias, gain), b)
+    def o_row(self, w: Weight, bias: Array, gain: Array, b: Buffers) -> None:
+        self._add("attention", "o_sums", w, (bias, gain), b)
 
-    def down_row(self, w: Array, bias: Array, gain: Array, b: Buffers) -> None:
-        self._add("act", "down_sums", (w, bias, gain), b)
+    def down_row(self, w: Weight, bias: Array, gain: Array, b: Buffers) -> None:
+        self._add("act", "down_sums", w, (bias, gain), b)
 
-    def _add(self, source: str, sums: str, weights: tuple[Array, Array, Array], b: Buffers) -> None:
+    def _add(self, source: str, sums: str, w: Weight, vectors: tuple[Array, Array], b: Buffers) -> None:
         """residual += x · wᵀ (+ bias), and what the norm after it needs."""
-        w, bias, gain = weights
+        (values, scale), (bias, gain) = w, vectors
         into = (b["residual"], as_row(gain), b["scaled"], b[sums])
-        linear_residual(self._launcher, b[source], w, *into, bias=as_row(bias))
+        if scale is None:
+            linear_residual(self._launcher, b[source], values, *into, bias=as_row(bias))
+        else:
+            linear_int8_residual(self._launcher, b[source], values, scale, *into, bias=as_row(bias))
 
     def attend_row(self, norms: tuple[Array, Array], pages: tuple[Array, ...], context: int, b: Buffers) -> None:
         """Also writes this token's key and value. `context`: the longest sequence that the step serves."""
