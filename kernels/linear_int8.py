@@ -7,15 +7,10 @@
     linear_int8_residual  stream += x Wᵀ (+ bias), and what the next RMSNorm needs
 
 As in kernels/linear.py a block keeps whole rows in registers and asks for them before it waits for the kernel before
-it. Activations stay half precision and the sums float32: nothing is quantised here but the weights.
+it. What it does with them then, in two forms, is in kernels/int8_dot.py.
 
-The bytes become floats without a conversion instruction, whose rate (16 a clock and SM) would bound a 4B model at some
-1,100 µs a step: w · 2¹⁵ added to the bits of 1.5 is the float 1.5 + w/256, exactly. So Σ (1.5 + w/256) x is summed, and
-1.5 Σ x taken off, each in float32 and before a sum leaves its thread.
-
-One scale a row (scale [N, 1]) multiplies the finished sum; with one a group of G columns, 16 neighbours are summed in
-their thread and scaled. Refuses: columns that a 16-byte load does not divide (multiples of 16), groups that are no
-power of two from 16 up, more than one token.
+Refuses: columns that a 16-byte load does not divide (multiples of 16), groups that are no power of two from 16 up, more
+than one token.
 """
 
 from __future__ import annotations
@@ -24,43 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
-from kernels import configs
 from kernels.activation import silu_times, xielu_of
-from kernels.int8_scales import LOAD, check_int8
+from kernels.int8_dot import FORMS, MAX_COLUMNS, Int8Config, block_dot, linear_int8_config, scale_tiles, step_columns
+from kernels.int8_scales import check_int8
 from kernels.launch import check_array, with_hints
-from kernels.linear import PLAIN, SWIGLU, XIELU, LinearConfig, check_square_sums, plain_tile, weight_tiles
+from kernels.linear import PLAIN, SWIGLU, XIELU, check_square_sums, plain_tile, weight_tiles
 from kernels.notation import HALF, ZERO, Bool, Float, Int
 from kernels.specs import ArraySpec
 
 if TYPE_CHECKING:
     from kernels.launch import Launcher
     from kernels.shapes import ModelShape
-
-ONE_AND_A_HALF = 0x3FC00000  # the bits of 1.5
-STEP = 1 << 15  # one unit of a weight in those bits: 1/256
-
-
-def linear_int8_config(
-    arch: str, n: int, k: int, group: int | None = None, family: str = "linear_int8"
-) -> LinearConfig:
-    """The row of configs/<arch>.json for a weight of n rows and k columns in groups of `group` (None: one a row)."""
-    try:
-        found = LinearConfig(**configs.config(family, arch, n=n, k=k, group=group or 0))
-    except KeyError:
-        found = linear_int8_rule(n, k)
-    if group is None or found.tile_k >= group:
-        return found
-    return LinearConfig(found.tile_n, group, found.occupancy)
-
-
-def linear_int8_rule(n: int, k: int) -> LinearConfig:
-    """About 8 to 16 KiB of weights a block; a row in one warp (512 columns), or in four where it is long."""
-    tile_k = next((t for t in (512, 256, 128, 64) if k % t == 0), 512)
-    if k > 4096:
-        tile_k = next((t for t in (2048, 1024, 512) if k % t == 0), 512)
-    padded = -(-k // tile_k) * tile_k
-    rows = max(1, 1 << ((16384 // padded).bit_length() - 1)) if padded <= 16384 else 1
-    return LinearConfig(min(max(rows, 16 if tile_k <= 128 else 1), 16, 1 << (n - 1).bit_length()), tile_k)
 
 
 def int8_square_slots(arch: str, n: int, k: int, group: int | None = None) -> int:
@@ -69,43 +38,10 @@ def int8_square_slots(arch: str, n: int, k: int, group: int | None = None) -> in
     return max(4, 1 << (-(-n // tile_n) - 1).bit_length())
 
 
-def scale_tiles(scale, i, TN: Int, TK: Int, NK: Int, G: Int, EVEN: Bool):
-    """The scales of the block's rows: [1, TN] once for whole rows (G = 0), [TN, TK / G] for each tile of columns."""
-    if G == 0:
-        return (plain_tile(scale, (0, i), (1, TN), EVEN),)
-    return tuple(plain_tile(scale, (i, k), (TN, TK // G), EVEN) for k in ct.static_iter(range(NK)))
-
-
-def as_floats(w):
-    """1.5 + w/256 of an int8 tile, exactly."""
-    return ct.bitcast(w.astype(ct.int32) * STEP + ONE_AND_A_HALF, ct.float32)
-
-
-def int8_dot(tiles, scales, x, TN: Int, TK: Int, NK: Int, G: Int, EVEN: Bool):
-    """The token times the block's rows, scaled: [1, TN] float32."""
-    if G == 0:
-        total = ct.zeros((TN, TK), dtype=ct.float32)
-        offset = ct.zeros((1, TK), dtype=ct.float32)
-        for k in ct.static_iter(range(NK)):
-            xt = plain_tile(x, (0, k), (1, TK), EVEN).astype(ct.float32)
-            total = total + as_floats(tiles[k]) * xt
-            offset = offset + xt
-        rows = ct.sum(total - 1.5 * offset, axis=1).reshape((1, TN))
-        return rows * (scales[0] * 256.0)
-    parts = ct.zeros((TN, TK // LOAD), dtype=ct.float32)
-    for k in ct.static_iter(range(NK)):
-        xt = plain_tile(x, (0, k), (1, TK), EVEN).astype(ct.float32)
-        part = ct.sum((as_floats(tiles[k]) * xt).reshape((TN, TK // LOAD, LOAD)), axis=2)
-        offsets = ct.sum(xt.reshape((1, TK // LOAD, LOAD)), axis=2)
-        wide = ct.broadcast_to(scales[k].reshape((TN, TK // G, 1)), (TN, TK // G, G // LOAD))
-        parts = parts + (part - 1.5 * offsets) * wide.reshape((TN, TK // LOAD))
-    return ct.sum(parts, axis=1).reshape((1, TN)) * 256.0
-
-
 @ct.kernel
 def linear_int8_kernel(
-    w, scale, x, square_sums, extra, y, K: Int, NB: Int, EPS: Float, TN: Int, TK: Int, NK: Int, G: Int, NORM: Bool,
-    BIAS: Bool, ACT: Int, EVEN: Bool, PDL: Bool,
+    w, scale, x, square_sums, extra, y, K: Int, NB: Int, EPS: Float, TN: Int, TK: Int, NK: Int, G: Int, FORM: Int,
+    NORM: Bool, BIAS: Bool, ACT: Int, EVEN: Bool, PDL: Bool,
 ):  # fmt: skip
     """y[n] = act(Σ_k scale[n, k // G] w[n, k] x[k] / rms + bias[n]), rms² = Σ square_sums / K + ε.
 
@@ -117,7 +53,8 @@ def linear_int8_kernel(
     i = ct.bid(0)
     if PDL:
         ct.grid_dependency_control_launch_dependents()
-    tiles = weight_tiles(w, i, 0, TN, TK, NK, EVEN)
+    STEP = step_columns(TN, TK, FORM)
+    tiles = weight_tiles(w, i, 0, TN, STEP, NK, EVEN)
     scales = scale_tiles(scale, i, TN, TK, NK, G, EVEN)
     if BIAS:
         bias = ct.load(extra, index=(0, i), shape=(1, TN), padding_mode=ZERO, allow_tma=False).astype(ct.float32)
@@ -126,12 +63,12 @@ def linear_int8_kernel(
         negative = ct.load(extra, index=(1,), shape=(1,), check_bounds=False)
     if PDL:
         ct.grid_dependency_control_wait()
-    if NORM:
+    xs = tuple(plain_tile(x, (0, k), (1, STEP), EVEN) for k in ct.static_iter(range(NK)))
+    if NORM:  # its reduction comes last: before the products it would keep x waiting
         sums = ct.load(square_sums, index=(0, 0), shape=(1, NB), allow_tma=False, check_bounds=False)
-        inverse_rms = ct.rsqrt(ct.sum(sums, axis=1) * (1.0 / K) + EPS)
-    out = int8_dot(tiles, scales, x, TN, TK, NK, G, EVEN)
+    out = block_dot(tiles, scales, xs, TN, TK, NK, G, FORM)
     if NORM:
-        out = out * inverse_rms
+        out = out * ct.rsqrt(ct.sum(sums, axis=1) * (1.0 / K) + EPS)
     if BIAS:
         out = out + bias
     if ACT == XIELU:
@@ -146,8 +83,8 @@ def linear_int8_kernel(
 
 @ct.kernel
 def linear_int8_residual_kernel(
-    w, scale, x, extra, stream, gain, normed, square_sums, TN: Int, TK: Int, NK: Int, G: Int, BIAS: Bool, EVEN: Bool,
-    PDL: Bool,
+    w, scale, x, extra, stream, gain, normed, square_sums, TN: Int, TK: Int, NK: Int, G: Int, FORM: Int, BIAS: Bool,
+    EVEN: Bool, PDL: Bool,
 ):  # fmt: skip
     """stream[n] += Σ_k scale[n, k // G] w[n, k] x[k] + bias[n]; normed = stream·gain; square_sums[block] = Σ_n stream².
 
@@ -158,14 +95,17 @@ def linear_int8_residual_kernel(
     i = ct.bid(0)
     if PDL:
         ct.grid_dependency_control_launch_dependents()
-    tiles = weight_tiles(w, i, 0, TN, TK, NK, EVEN)
+    STEP = step_columns(TN, TK, FORM)
+    tiles = weight_tiles(w, i, 0, TN, STEP, NK, EVEN)
     scales = scale_tiles(scale, i, TN, TK, NK, G, EVEN)
     g = plain_tile(gain, (0, i), (1, TN), EVEN).astype(ct.float32)
     if BIAS:
         bias = ct.load(extra, index=(0, i), shape=(1, TN), padding_mode=ZERO, allow_tma=False).astype(ct.float32)
     if PDL:
         ct.grid_dependency_control_wait()
-    out = int8_dot(tiles, scales, x, TN, TK, NK, G, EVEN) + plain_tile(stream, (0, i), (1, TN), EVEN)
+    xs = tuple(plain_tile(x, (0, k), (1, STEP), EVEN) for k in ct.static_iter(range(NK)))
+    old = plain_tile(stream, (0, i), (1, TN), EVEN)
+    out = block_dot(tiles, scales, xs, TN, TK, NK, G, FORM) + old
     if BIAS:
         out = out + bias
     ct.store(stream, index=(0, i), tile=out, allow_tma=False, check_bounds=not EVEN)
@@ -178,7 +118,7 @@ def linear_int8_residual_kernel(
 
 
 def linear_int8(
-    launcher: Launcher, x: Any, w: Any, scale: Any, y: Any, *, bias: Any = None, config: LinearConfig | None = None
+    launcher: Launcher, x: Any, w: Any, scale: Any, y: Any, *, bias: Any = None, config: Int8Config | None = None
 ) -> None:
     """y [1, N] = x [1, K] · (scale · w)ᵀ (+ bias [1, N]); w int8 [N, K], scale float32 [N, K / G]. y half or float32.
 
@@ -190,7 +130,7 @@ def linear_int8(
 
 def linear_int8_norm(
     launcher: Launcher, normed: Any, square_sums: Any, w: Any, scale: Any, y: Any, *, eps: float, bias: Any = None,
-    config: LinearConfig | None = None,
+    config: Int8Config | None = None,
 ) -> None:  # fmt: skip
     """y [1, N] = RMSNorm(x) · (scale · w)ᵀ (+ bias), as kernels.linear.linear_norm.
 
@@ -202,7 +142,7 @@ def linear_int8_norm(
 
 def linear_int8_swiglu(
     launcher: Launcher, normed: Any, square_sums: Any, w: Any, scale: Any, y: Any, *, eps: float,
-    config: LinearConfig | None = None,
+    config: Int8Config | None = None,
 ) -> None:  # fmt: skip
     """y [1, N/2] = silu(gate)·up of RMSNorm(x) · (scale · w)ᵀ; row 2j of w is gate row j, row 2j+1 is up row j.
 
@@ -214,7 +154,7 @@ def linear_int8_swiglu(
 
 def linear_int8_xielu(
     launcher: Launcher, normed: Any, square_sums: Any, w: Any, scale: Any, alphas: Any, y: Any, *, eps: float,
-    config: LinearConfig | None = None,
+    config: Int8Config | None = None,
 ) -> None:  # fmt: skip
     """y [1, N] = xIELU(RMSNorm(x) · (scale · w)ᵀ). alphas: float32 [2], see kernels.activation.
 
@@ -227,7 +167,7 @@ def linear_int8_xielu(
 
 def linear_int8_residual(
     launcher: Launcher, x: Any, w: Any, scale: Any, stream: Any, gain: Any, normed: Any, square_sums: Any, *,
-    bias: Any = None, config: LinearConfig | None = None,
+    bias: Any = None, config: Int8Config | None = None,
 ) -> None:  # fmt: skip
     """stream [1, N] float32 += x [1, K] · (scale · w)ᵀ (+ bias), then normed = stream·gain and partial sums of squares.
 
@@ -254,7 +194,7 @@ def linear_int8_residual(
 
 def _launch(
     launcher: Launcher, op: str, x: Any, w: Any, scale: Any, square_sums: Any, y: Any, extra: Any, act: int, eps: float,
-    config: LinearConfig | None,
+    config: Int8Config | None,
 ) -> None:  # fmt: skip
     n, k, group = check_int8_product(op, x, w, scale, extra if act != XIELU else None)
     outputs = ("float32", str(x.dtype)) if act == PLAIN else (str(x.dtype),)
@@ -262,25 +202,39 @@ def _launch(
     slots = 1 if square_sums is None else check_square_sums(op, square_sums, 1)
     config = config or linear_int8_config(launcher.arch, n, k, group, op)
     if act == SWIGLU and config.tile_n < 2:
-        config = LinearConfig(2, config.tile_k, config.occupancy)
+        config = Int8Config(2, config.tile_k, config.occupancy)
     scales, cut = _cut(op, config, scale, n, k, group)
     norm, bias = square_sums is not None, extra is not None and act != XIELU
     args = (w, scales, x, square_sums if norm else x, x if extra is None else extra, y, k, slots, float(eps))
     _send(launcher, linear_int8_kernel, config, n, k, (*args, *cut, norm, bias, act))
 
 
-def _cut(op: str, config: LinearConfig, scale: Any, n: int, k: int, group: int | None) -> tuple[Any, tuple[int, ...]]:
-    """The scales as the kernel reads them; tile sides, tiles of a row, and columns of a scale (0 for whole rows)."""
-    tiles = (config.tile_n, config.tile_k, -(-k // config.tile_k))
+def _cut(op: str, config: Int8Config, scale: Any, n: int, k: int, group: int | None) -> tuple[Any, tuple[int, ...]]:
+    """The scales as the kernel reads them; TN, TK, NK, G (0 for whole rows) and FORM."""
+    tiles = (config.tile_n, config.tile_k, -(-k // config.step))
+    if config.form == "digits":
+        _check_digits(op, config, k, group)
     if group is None:
-        return scale.reshape(1, n), (*tiles, 0)
+        return scale.reshape(1, n), (*tiles, 0, FORMS[config.form])
     if config.tile_k % group:
         raise ValueError(f"{op}: tiles of {config.tile_k} columns, expected whole groups of {group}")
-    return scale, (*tiles, group)
+    return scale, (*tiles, group, FORMS[config.form])
 
 
-def _send(launcher: Launcher, kernel: Any, config: LinearConfig, n: int, k: int, args: tuple[Any, ...]) -> None:
-    even = n % config.tile_n == 0 and k % config.tile_k == 0
+def _check_digits(op: str, config: Int8Config, k: int, group: int | None) -> None:
+    if k > MAX_COLUMNS:
+        raise ValueError(f"{op}: {k} columns, the digits' int32 sums are exact up to {MAX_COLUMNS}")
+    if config.tile_n not in (4, 8, 16) or k % config.step:
+        raise ValueError(
+            f"{op}: {config.tile_n} rows and {k} columns in steps of {config.step}, expected 4, 8 or 16 rows and whole "
+            "steps for digits"
+        )
+    if group is not None:
+        raise ValueError(f"{op}: scales of {group} columns, expected one a row for digits")
+
+
+def _send(launcher: Launcher, kernel: Any, config: Int8Config, n: int, k: int, args: tuple[Any, ...]) -> None:
+    even = n % config.tile_n == 0 and k % config.step == 0
     hinted = kernel if config.occupancy is None else with_hints(kernel, occupancy=config.occupancy)
     launcher(hinted, (-(-n // config.tile_n), 1, 1), (*args, even, launcher.pdl))
 

@@ -20,10 +20,10 @@ import cupy as cp
 from kernels.attention_decode import attention_config, attention_decode, workspace_floats
 from kernels.carveout import step_carveout
 from kernels.compile import CompileError, compile_all
-from kernels.linear import LinearConfig, linear_norm
+from kernels.int8_dot import Int8Config, linear_int8_config
+from kernels.linear import linear_norm
 from kernels.linear_int8 import (
     int8_square_slots,
-    linear_int8_config,
     linear_int8_norm,
     linear_int8_residual,
     linear_int8_swiglu,
@@ -62,7 +62,7 @@ class Int8Chain:
     """Weights, caches and buffers of one model's INT8 decode step. `head` half leaves the output product in BF16."""
 
     def __init__(self, m: ModelShape, group: int | None = None, *, head: str = "int8") -> None:
-        self.m, self.group, self.overrides = m, group, dict[str, LinearConfig]()
+        self.m, self.group, self.overrides = m, group, dict[str, Int8Config]()
         self.layers = [[self._weight(*m.products[p]) for p in ("qkv", "o", "up", "down")] for _ in range(m.layers)]
         self.half_head = head != "int8"
         self.lm_head = (noise(*m.products["lm_head"]), None) if self.half_head else self._weight(*m.products["lm_head"])
@@ -97,11 +97,11 @@ class Int8Chain:
             return int8_square_slots(ARCH, n, k, self.group)
         return max(4, 1 << (-(-n // config.tile_n) - 1).bit_length())
 
-    def config(self, product: str) -> LinearConfig:
+    def config(self, product: str) -> Int8Config:
         family = FAMILIES.get(product, f"linear_int8_{self.m.activation}")
         return self.overrides.get(product) or linear_int8_config(ARCH, *self.m.products[product], self.group, family)
 
-    def use(self, product: str, config: LinearConfig) -> None:
+    def use(self, product: str, config: Int8Config) -> None:
         self.overrides[product] = config
         if product in self.sums:
             self.sums[product] = cp.full((1, self.slots(product)), 1e-3, dtype=cp.float32)
@@ -128,53 +128,71 @@ class Int8Chain:
             linear_int8_norm(go, self.normed, down, *self.lm_head, self.logits, eps=EPS, config=c("lm_head"))
 
 
-def compile_ahead(chain: Int8Chain, trials: list[tuple[str, LinearConfig]]) -> None:
+# (rows, columns of a tile, occupancy) for the rows form, and for the digits form, by K; others take the rule
+TRIALS: dict[int, tuple[list[tuple[int, int, int | None]], list[tuple[int, int, int | None]]]] = {
+    1024: (
+        [(16, 256, None), (16, 256, 4), (32, 256, 3), (16, 512, 4), (32, 512, 3), (8, 256, 6)],
+        [(16, 128, None), (16, 64, None), (8, 64, None), (8, 128, None)],
+    ),
+    2048: (
+        [(8, 256, 4), (8, 512, 4), (4, 512, 5), (16, 512, 3)],
+        [(16, 128, None), (8, 64, None), (8, 128, None), (4, 32, None)],
+    ),
+    2560: (
+        [(8, 256, 4), (8, 256, 5), (8, 512, 4), (8, 512, 3), (16, 512, 3)],
+        [(16, 128, None), (16, 128, 3), (8, 64, None), (8, 64, 4), (8, 64, 6)],
+    ),
+    3072: (
+        [(4, 512, 5), (8, 512, 4), (8, 256, 4), (4, 1024, 4)],
+        [(16, 128, None), (8, 64, None), (8, 128, None), (4, 64, None)],
+    ),
+    4096: (
+        [(8, 256, 3), (8, 512, 3), (8, 512, 4), (4, 512, 4), (8, 2048, 3), (16, 512, 2)],
+        [(16, 128, None), (16, 128, 2), (8, 128, None), (8, 64, None), (8, 64, 4), (4, 64, None)],
+    ),
+    9728: ([(4, 512, 3), (2, 512, 4), (2, 512, 6), (1, 512, 6), (2, 256, 5)], [(4, 32, None), (4, 32, 3)]),
+    12288: (
+        [(4, 512, 2), (2, 512, 4), (2, 1024, 4), (1, 2048, None), (2, 2048, 3), (4, 1024, 2)],
+        [(4, 64, None), (4, 32, None), (4, 32, 3)],
+    ),
+}
+
+
+def trials(k: int) -> list[Int8Config]:
+    rows, digits = TRIALS.get(k, ([], []))
+    return [Int8Config(*tile) for tile in rows] + [Int8Config(*tile, form="digits") for tile in digits]
+
+
+def compile_ahead(chain: Int8Chain, wanted: list[tuple[str, Int8Config]]) -> None:
     """Everything that the trials launch, on all cores."""
     recorder = RecordingLauncher(ARCH, pdl=LAUNCHER.pdl)
     chain.step(recorder, attention=True, layers=1)
-    before = dict(chain.overrides)
-    for product, config in trials:
+    for product, config in wanted:
+        before = chain.config(product)
         chain.use(product, config)
         chain.step(recorder, attention=False, layers=1)
-        chain.overrides = dict(before)
-    for p in chain.sums:
-        chain.sums[p] = cp.full((1, chain.slots(p)), 1e-3, dtype=cp.float32)
+        chain.use(product, before)
     for result in compile_all(recorder.records, ARCH, workers=os.cpu_count() or 2):
         if isinstance(result, CompileError):
             print(str(result)[:200], flush=True)
 
 
-def tiles_to_try(k: int) -> list[LinearConfig]:
-    """4 to 32 KiB a block, rows of whole tiles, one to eight warps' worth of columns a tile."""
-    return [
-        LinearConfig(tile_n, tile_k)
-        for tile_k in (256, 512, 1024, 2048, 4096)
-        for tile_n in (1, 2, 4, 8, 16, 32)
-        if k % tile_k == 0 and 4096 <= tile_n * k <= 32768 and 2048 <= tile_n * tile_k <= 16384
-    ]
-
-
 def scan(name: str) -> None:
-    """Each product's tile in the whole chain without attention, the best one kept; then occupancy hints."""
+    """Each product's tile in the whole chain without attention, the best one kept."""
     chain = Int8Chain(MODELS[name])
-    trials = [(p, c) for p in ("up", "down", "qkv", "o", "lm_head") for c in tiles_to_try(MODELS[name].products[p][1])]
-    compile_ahead(chain, trials)
+    wanted = [(p, c) for p in ("up", "down", "qkv", "o", "lm_head") for c in trials(MODELS[name].products[p][1])]
+    compile_ahead(chain, wanted)
     best = graph_us(lambda: chain.step(attention=False))
-    print(f"{name} rule: {best:.1f} us", flush=True)
-    for product, config in trials:
-        best = _try(chain, name, product, config, best)
-    hints = [
-        (p, LinearConfig(chain.config(p).tile_n, chain.config(p).tile_k, occupancy))
-        for p in ("up", "down", "qkv", "o", "lm_head")
-        for occupancy in (2, 3, 4, 6, 8)
-    ]
-    compile_ahead(chain, hints)
-    for product, config in hints:
+    print(f"{name} before: {best:.1f} us", flush=True)
+    for product, config in wanted:
         best = _try(chain, name, product, config, best)
     print(f"{name} best: {best:.1f} us, {chain.overrides}", flush=True)
+    for percent in (None, 0, 4, 8, 14, 28, 43, 58):
+        us = graph_us(lambda: chain.step(attention=True), percent)
+        print(f"{name} best with attention, carve-out {percent}: {us:.1f} us", flush=True)
 
 
-def _try(chain: Int8Chain, name: str, product: str, config: LinearConfig, best: float) -> float:
+def _try(chain: Int8Chain, name: str, product: str, config: Int8Config, best: float) -> float:
     before = chain.config(product)
     chain.use(product, config)
     try:
@@ -183,7 +201,7 @@ def _try(chain: Int8Chain, name: str, product: str, config: LinearConfig, best: 
         print(f"{name} {product} {config}: {str(error)[:100]}", flush=True)
         us = float("inf")
     print(
-        f"{name} {product:8s} {config.tile_n:3d} x {config.tile_k:5d} occupancy {config.occupancy}: {us:8.1f} us",
+        f"{name} {product:8s} {config.form:6s} {config.tile_n:3d} x {config.tile_k:5d} occupancy {config.occupancy}: {us:8.1f} us",
         flush=True,
     )
     if us < best - 0.5:

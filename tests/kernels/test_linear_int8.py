@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels.linear import LinearConfig
+from kernels.int8_dot import Int8Config, linear_int8_rule
 from kernels.linear_int8 import (
     int8_square_slots,
     linear_int8,
     linear_int8_norm,
     linear_int8_residual,
-    linear_int8_rule,
     linear_int8_swiglu,
     linear_int8_xielu,
 )
@@ -119,9 +118,58 @@ def test_linear_int8_residual(machine: Any, n: int, k: int, group: int | None, b
     assert_close(machine.host(sums).astype(np.float64).sum(1), (want**2).sum(1), "float32")
 
 
-@pytest.mark.parametrize("config", [LinearConfig(4, 256, 4), LinearConfig(2, 1024)])
+DIGITS = [(48, 1024, 16, 64), (24, 512, 8, 32), (20, 1024, 4, 32), (19, 512, 16, 128), (64, 2560, 8, 64)]
+
+
+@pytest.mark.parametrize(("n", "k", "tile_n", "tile_k"), DIGITS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_digits(machine: Any, n: int, k: int, tile_n: int, tile_k: int, dtype: str) -> None:
+    """15 bits of the largest: between the tolerance of float32 and that of the half-precision result."""
+    x, (w, scale, wide) = normal((1, k), dtype, seed=1), _weight(machine, n, k, None)
+    y = machine.empty((1, n), "float32")
+    config = Int8Config(tile_n, tile_k, form="digits")
+    linear_int8(machine.launcher, machine.array(x), w, scale, y, config=config)
+    top = np.abs(x.astype(np.float64)).max()
+    rounded = np.rint(x.astype(np.float32) * (np.float32(16256) / np.float32(top))) * (top / 16256)
+    assert_close(machine.host(y), decode.product(rounded, wide))
+    assert_close(machine.host(y), decode.product(x, wide), "float16")
+
+
+def test_digits_of_the_largest_sum_and_of_zeros(machine: Any) -> None:
+    """All weights -128 or 127 and one size of x: int32 sums at their largest, exact."""
+    k = 16384
+    w = np.full((16, k), -128, np.int8)
+    w[1::2] = 127
+    for value in (1.0, -1.0, 0.0):
+        x, y = np.full((1, k), value, np.float16), machine.empty((1, 16), "float32")
+        arrays = machine.array(x), machine.array(w), machine.array(np.ones((16, 1), np.float32))
+        linear_int8(machine.launcher, *arrays, y, config=Int8Config(16, 128, form="digits"))
+        np.testing.assert_allclose(machine.host(y), decode.product(x, w), rtol=1e-6)
+
+
+@pytest.mark.parametrize("act", ["norm", "swiglu", "residual"])
+def test_digits_in_every_product(machine: Any, act: str) -> None:
+    n, k, config = 32, 512, Int8Config(8, 32, form="digits")
+    x, (w, scale, wide) = normal((1, k), "bfloat16", seed=1), _weight(machine, n, k, None)
+    inverse = 1 / np.sqrt((x.astype(np.float64) ** 2).mean(1, keepdims=True) + EPS)
+    go, given = machine.launcher, (machine.array(x), _slots(machine, x))
+    y, half_y = machine.empty((1, n), "bfloat16"), machine.empty((1, n // 2), "bfloat16")
+    if act == "norm":
+        linear_int8_norm(go, *given, w, scale, y, eps=EPS, config=config)
+        assert_close(machine.host(y), decode.product(x, wide) * inverse)
+    elif act == "swiglu":
+        linear_int8_swiglu(go, *given, w, scale, half_y, eps=EPS, config=config)
+        assert_close(machine.host(half_y), decode.swiglu(decode.product(x, wide) * inverse))
+    else:
+        before, gain = normal((1, n), "float32", seed=3), normal((1, n), "float32", seed=4)
+        stream, sums = machine.array(before), machine.zeros((1, 4), "float32")
+        linear_int8_residual(go, given[0], w, scale, stream, machine.array(gain), y, sums, config=config)
+        assert_close(machine.host(y), (before + decode.product(x, wide)) * gain)
+
+
+@pytest.mark.parametrize("config", [Int8Config(4, 256, 4), Int8Config(2, 1024)])
 @pytest.mark.parametrize("group", [None, 128])
-def test_tiles_and_hints_change_nothing(machine: Any, config: LinearConfig, group: int | None) -> None:
+def test_tiles_and_hints_change_nothing(machine: Any, config: Int8Config, group: int | None) -> None:
     x, (w, scale, wide) = normal((1, 1024), "bfloat16", seed=1), _weight(machine, 32, 1024, group)
     y = machine.empty((1, 32), "float32")
     linear_int8(machine.launcher, machine.array(x), w, scale, y, config=config)
@@ -155,9 +203,16 @@ def test_refusals(machine: Any) -> None:
     with pytest.raises(ValueError, match=r"x has shape \(2, 64\), expected \(1, any\)"):
         linear_int8(go, array(2, 64), *weight(8, 64), array(2, 8))
     with pytest.raises(ValueError, match="tiles of 64 columns, expected whole groups of 128"):
-        linear_int8(go, array(1, 256), *weight(8, 256, 2), array(1, 8), config=LinearConfig(8, 64))
+        linear_int8(go, array(1, 256), *weight(8, 256, 2), array(1, 8), config=Int8Config(8, 64))
+    digits = Int8Config(8, 64, form="digits")
+    with pytest.raises(ValueError, match="8 rows and 256 columns in steps of 512, expected 4, 8 or 16 rows and whole"):
+        linear_int8(go, array(1, 256), *weight(8, 256), array(1, 8), config=digits)
+    with pytest.raises(ValueError, match="scales of 64 columns, expected one a row for digits"):
+        linear_int8(go, array(1, 512), *weight(8, 512, 8), array(1, 8), config=digits)
+    with pytest.raises(ValueError, match="132608 columns, the digits' int32 sums are exact up to 132104"):
+        linear_int8(go, array(1, 132608), *weight(8, 132608), array(1, 8), config=digits)
     with pytest.raises(ValueError, match="square_sums has 4 entries a token, its 12 blocks need as many"):
         linear_int8_residual(
             go, array(1, 64), *weight(96, 64), array(1, 96, dtype="float32"), array(1, 96), array(1, 96),
-            array(1, 4, dtype="float32"), config=LinearConfig(8, 64),
+            array(1, 4, dtype="float32"), config=Int8Config(8, 64),
         )  # fmt: skip
