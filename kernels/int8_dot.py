@@ -10,13 +10,14 @@ Two forms, chosen by shape (`Int8Config.form`):
   fill them with slices of K: rows of slice i meet the digits of slice j in column pair j, and only i = j is kept. Each
   of four warps has a quarter of every 4 · slices · tile_k columns. int32 sums are exact while 128 · 127 · K < 2³¹.
 
-One scale a row multiplies the finished sum; with one a group of G columns (rows form only), 16 neighbours are summed in
-their thread and scaled.
+One scale a row multiplies the finished sum. With one a group of G columns, the rows form sums 16 neighbours in their
+thread and scales them, which costs a fifth more instructions and barriers; the digits form scales the int32 sums of
+each step, which costs next to nothing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cuda.tile as ct
 
@@ -66,9 +67,9 @@ def linear_int8_config(arch: str, n: int, k: int, group: int | None = None, fami
         found = linear_int8_rule(n, k)
     if group is None:
         return found
-    if found.form != "rows":
-        found = linear_int8_rule(n, k)
-    return found if found.tile_k >= group else Int8Config(found.tile_n, group, found.occupancy)
+    if found.form == "digits":
+        return replace(found, tile_k=min(found.tile_k, group))
+    return replace(found, tile_k=max(found.tile_k, group))
 
 
 def linear_int8_rule(n: int, k: int) -> Int8Config:
@@ -81,11 +82,26 @@ def linear_int8_rule(n: int, k: int) -> Int8Config:
     return Int8Config(min(max(rows, 16 if tile_k <= 128 else 1), 16, 1 << (n - 1).bit_length()), tile_k)
 
 
-def scale_tiles(scale, i, TN: Int, TK: Int, NK: Int, G: Int, EVEN: Bool):
-    """The scales of the block's rows: [1, TN] once for whole rows (G = 0), [TN, TK / G] for each tile of columns."""
+def scale_tiles(scale, i, TN: Int, TK: Int, NK: Int, G: Int, FORM: Int, EVEN: Bool):
+    """The scales of the block's rows, asked for before the wait.
+
+    [1, TN] once for whole rows (G = 0); else one tile for each load of weights: [TN, TK / G], or as the digits form's
+    product has them, [WARPS, MMA_ROWS, 1].
+    """
     if G == 0:
         return (plain_tile(scale, (0, i), (1, TN), EVEN),)
-    return tuple(plain_tile(scale, (i, k), (TN, TK // G), EVEN) for k in ct.static_iter(range(NK)))
+    if FORM == ROWS:
+        return tuple(plain_tile(scale, (i, k), (TN, TK // G), EVEN) for k in ct.static_iter(range(NK)))
+    return tuple(warp_scales(scale, i, k, TN, TK, G, EVEN) for k in ct.static_iter(range(NK)))
+
+
+def warp_scales(scale, i, k, TN: Int, TK: Int, G: Int, EVEN: Bool):
+    """Scale of each warp and row of a digits step: [WARPS, MMA_ROWS, 1]; G is TK or several of it."""
+    S = ct.static_eval(MMA_ROWS // TN)
+    GROUPS = ct.static_eval(MMA_ROWS // TN * WARPS * TK // G)
+    tile = plain_tile(scale, (i, k), (TN, GROUPS), EVEN).reshape((TN, GROUPS, 1))
+    wide = ct.broadcast_to(tile, (TN, GROUPS, G // TK)).reshape((TN, S, WARPS))
+    return ct.permute(wide, (2, 1, 0)).reshape((WARPS, MMA_ROWS, 1))
 
 
 def as_floats(w):
@@ -129,24 +145,39 @@ def largest_of(xs, STEP: Int, NK: Int):
     return ct.maximum(ct.max(top, axis=1, keepdims=True), 1e-30)
 
 
-def digits_dot(tiles, scales, xs, TN: Int, TK: Int, NK: Int):
+def digit_columns(x, unit, S: Int, TK: Int):
+    """The digits of a step of the token, [WARPS, TK, MMA_COLUMNS]: column 2 s + d is digit d of slice s, repeated."""
+    hi, lo = two_digits(x.astype(ct.float32) * unit)
+    d = ct.cat((hi.astype(ct.int8), lo.astype(ct.int8)), 0).reshape((2, S, WARPS, TK))
+    d = ct.permute(d, (2, 1, 0, 3)).reshape((WARPS, 1, 2 * S, TK))
+    d = ct.broadcast_to(d, (WARPS, MMA_COLUMNS // (2 * S), 2 * S, TK)).reshape((WARPS, MMA_COLUMNS, TK))
+    return ct.permute(d, (0, 2, 1))
+
+
+def digits_dot(tiles, scales, xs, TN: Int, TK: Int, NK: Int, G: Int):
     """rows_dot through the tensor cores; TK columns a warp and slice."""
     S = ct.static_eval(MMA_ROWS // TN)
     top = largest_of(xs, ct.static_eval(WARPS * MMA_ROWS // TN * TK), NK)
     unit = LARGEST / top
-    acc = ct.zeros((WARPS, MMA_ROWS, MMA_COLUMNS), dtype=ct.int32)
+    exact = ct.zeros((WARPS, MMA_ROWS, MMA_COLUMNS), dtype=ct.int32)
+    total = ct.zeros((WARPS, MMA_ROWS, MMA_COLUMNS), dtype=ct.float32)
     for k in ct.static_iter(range(NK)):
-        hi, lo = two_digits(xs[k].astype(ct.float32) * unit)
-        d = ct.cat((hi.astype(ct.int8), lo.astype(ct.int8)), 0).reshape((2, S, WARPS, TK))
-        d = ct.permute(d, (2, 1, 0, 3)).reshape((WARPS, 1, 2 * S, TK))  # column 2 s + digit
-        d = ct.broadcast_to(d, (WARPS, MMA_COLUMNS // (2 * S), 2 * S, TK)).reshape((WARPS, MMA_COLUMNS, TK))
+        d = digit_columns(xs[k], unit, S, TK)
         w = ct.permute(tiles[k].reshape((TN, S, WARPS, TK)), (2, 1, 0, 3)).reshape((WARPS, MMA_ROWS, TK))
-        acc = ct.mma(w, ct.permute(d, (0, 2, 1)), acc)
+        exact = ct.mma(w, d, exact)
+        if G > 0:
+            total = total + exact.astype(ct.float32) * scales[k]
+            exact = ct.zeros((WARPS, MMA_ROWS, MMA_COLUMNS), dtype=ct.int32)
+    if G == 0:
+        parts = ct.sum(exact, axis=0).astype(ct.float32)
+    else:
+        parts = ct.sum(total, axis=0)
     slice_of_row = ct.arange(MMA_ROWS, dtype=ct.int32).reshape((MMA_ROWS, 1)) // TN
     column = ct.arange(MMA_COLUMNS, dtype=ct.int32).reshape((1, MMA_COLUMNS))
-    parts = ct.sum(acc, axis=0).astype(ct.float32) * ct.where(column % 2 == 0, 128.0, 1.0)
+    parts = parts * ct.where(column % 2 == 0, 128.0, 1.0)
     rows = ct.sum(ct.where(slice_of_row == column // 2, parts, 0.0), axis=1)  # its own slice's two digits
-    return ct.sum(rows.reshape((S, TN)), axis=0).reshape((1, TN)) * (top * (1.0 / LARGEST)) * scales[0]
+    rows = ct.sum(rows.reshape((S, TN)), axis=0).reshape((1, TN)) * (top * (1.0 / LARGEST))
+    return rows * scales[0] if G == 0 else rows
 
 
 def step_columns(TN: Int, TK: Int, FORM: Int):
@@ -158,4 +189,4 @@ def block_dot(tiles, scales, xs, TN: Int, TK: Int, NK: Int, G: Int, FORM: Int):
     """The token in tiles xs [1, columns of a load] times the block's rows, scaled: [1, TN] float32."""
     if FORM == ROWS:
         return rows_dot(tiles, scales, xs, TN, TK, NK, G)
-    return digits_dot(tiles, scales, xs, TN, TK, NK)
+    return digits_dot(tiles, scales, xs, TN, TK, NK, G)

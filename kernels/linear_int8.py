@@ -55,7 +55,7 @@ def linear_int8_kernel(
         ct.grid_dependency_control_launch_dependents()
     STEP = step_columns(TN, TK, FORM)
     tiles = weight_tiles(w, i, 0, TN, STEP, NK, EVEN)
-    scales = scale_tiles(scale, i, TN, TK, NK, G, EVEN)
+    scales = scale_tiles(scale, i, TN, TK, NK, G, FORM, EVEN)
     if BIAS:
         bias = ct.load(extra, index=(0, i), shape=(1, TN), padding_mode=ZERO, allow_tma=False).astype(ct.float32)
     if ACT == XIELU:
@@ -97,7 +97,7 @@ def linear_int8_residual_kernel(
         ct.grid_dependency_control_launch_dependents()
     STEP = step_columns(TN, TK, FORM)
     tiles = weight_tiles(w, i, 0, TN, STEP, NK, EVEN)
-    scales = scale_tiles(scale, i, TN, TK, NK, G, EVEN)
+    scales = scale_tiles(scale, i, TN, TK, NK, G, FORM, EVEN)
     g = plain_tile(gain, (0, i), (1, TN), EVEN).astype(ct.float32)
     if BIAS:
         bias = ct.load(extra, index=(0, i), shape=(1, TN), padding_mode=ZERO, allow_tma=False).astype(ct.float32)
@@ -216,7 +216,7 @@ def _cut(op: str, config: Int8Config, scale: Any, n: int, k: int, group: int | N
         _check_digits(op, config, k, group)
     if group is None:
         return scale.reshape(1, n), (*tiles, 0, FORMS[config.form])
-    if config.tile_k % group:
+    if config.form == "rows" and config.tile_k % group:
         raise ValueError(f"{op}: tiles of {config.tile_k} columns, expected whole groups of {group}")
     return scale, (*tiles, group, FORMS[config.form])
 
@@ -229,8 +229,10 @@ def _check_digits(op: str, config: Int8Config, k: int, group: int | None) -> Non
             f"{op}: {config.tile_n} rows and {k} columns in steps of {config.step}, expected 4, 8 or 16 rows and whole "
             "steps for digits"
         )
-    if group is not None:
-        raise ValueError(f"{op}: scales of {group} columns, expected one a row for digits")
+    if group is not None and (group % config.tile_k or config.step % group):
+        raise ValueError(
+            f"{op}: scales of {group} columns, expected whole tiles of {config.tile_k}, within {config.step}"
+        )
 
 
 def _send(launcher: Launcher, kernel: Any, config: Int8Config, n: int, k: int, args: tuple[Any, ...]) -> None:

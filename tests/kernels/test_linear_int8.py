@@ -118,14 +118,16 @@ def test_linear_int8_residual(machine: Any, n: int, k: int, group: int | None, b
     assert_close(machine.host(sums).astype(np.float64).sum(1), (want**2).sum(1), "float32")
 
 
-DIGITS = [(48, 1024, 16, 64), (24, 512, 8, 32), (20, 1024, 4, 32), (19, 512, 16, 128), (64, 2560, 8, 64)]
+# rows, columns, columns of a scale; rows of a block, columns of a warp and slice
+DIGITS = [(48, 1024, None, 16, 64), (24, 512, None, 8, 32), (20, 1024, None, 4, 32), (19, 512, None, 16, 128)]
+DIGITS += [(64, 2560, None, 8, 64), (48, 512, 64, 16, 64), (20, 1024, 64, 4, 32), (24, 512, 128, 8, 64)]
 
 
-@pytest.mark.parametrize(("n", "k", "tile_n", "tile_k"), DIGITS)
+@pytest.mark.parametrize(("n", "k", "group", "tile_n", "tile_k"), DIGITS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_digits(machine: Any, n: int, k: int, tile_n: int, tile_k: int, dtype: str) -> None:
+def test_digits(machine: Any, n: int, k: int, group: int | None, tile_n: int, tile_k: int, dtype: str) -> None:
     """15 bits of the largest: between the tolerance of float32 and that of the half-precision result."""
-    x, (w, scale, wide) = normal((1, k), dtype, seed=1), _weight(machine, n, k, None)
+    x, (w, scale, wide) = normal((1, k), dtype, seed=1), _weight(machine, n, k, group)
     y = machine.empty((1, n), "float32")
     config = Int8Config(tile_n, tile_k, form="digits")
     linear_int8(machine.launcher, machine.array(x), w, scale, y, config=config)
@@ -207,8 +209,8 @@ def test_refusals(machine: Any) -> None:
     digits = Int8Config(8, 64, form="digits")
     with pytest.raises(ValueError, match="8 rows and 256 columns in steps of 512, expected 4, 8 or 16 rows and whole"):
         linear_int8(go, array(1, 256), *weight(8, 256), array(1, 8), config=digits)
-    with pytest.raises(ValueError, match="scales of 64 columns, expected one a row for digits"):
-        linear_int8(go, array(1, 512), *weight(8, 512, 8), array(1, 8), config=digits)
+    with pytest.raises(ValueError, match="scales of 32 columns, expected whole tiles of 64, within 512"):
+        linear_int8(go, array(1, 512), *weight(8, 512, 16), array(1, 8), config=digits)
     with pytest.raises(ValueError, match="132608 columns, the digits' int32 sums are exact up to 132104"):
         linear_int8(go, array(1, 132608), *weight(8, 132608), array(1, 8), config=digits)
     with pytest.raises(ValueError, match="square_sums has 4 entries a token, its 12 blocks need as many"):
