@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 import cuda.tile as ct
 
 from kernels import configs
+from kernels.int8_rows import nearest
 from kernels.int8_scales import LOAD
 from kernels.linear import plain_tile
 from kernels.notation import Bool, Int
@@ -31,7 +32,6 @@ ROWS, DIGITS = 0, 1
 FORMS = {"rows": ROWS, "digits": DIGITS}
 WARPS, MMA_ROWS, MMA_COLUMNS = 4, 16, 8  # of the digits form's product
 LARGEST = 16256.0  # 127 · 128: the largest token in digits, (127, 0)
-ROUND = 12582912.0  # 1.5 · 2²³: added to a float, it leaves the nearest integer in the low bits
 ONE_AND_A_HALF = 0x3FC00000  # the bits of 1.5
 STEP = 1 << 15  # one unit of a weight in those bits: 1/256
 
@@ -132,7 +132,7 @@ def rows_dot(tiles, scales, xs, TN: Int, TK: Int, NK: Int, G: Int):
 
 def two_digits(x):
     """Integers hi and lo, |lo| ≤ 64, of the whole number nearest to a float within ±LARGEST: 128 hi + lo."""
-    q = ct.bitcast(x + ROUND, ct.int32) - 0x4B400000
+    q = nearest(x)
     hi = (q + 64) >> 7
     return hi, q - hi * 128
 
@@ -168,10 +168,7 @@ def digits_dot(tiles, scales, xs, TN: Int, TK: Int, NK: Int, G: Int):
         if G > 0:
             total = total + exact.astype(ct.float32) * scales[k]
             exact = ct.zeros((WARPS, MMA_ROWS, MMA_COLUMNS), dtype=ct.int32)
-    if G == 0:
-        parts = ct.sum(exact, axis=0).astype(ct.float32)
-    else:
-        parts = ct.sum(total, axis=0)
+    parts = ct.sum(exact, axis=0).astype(ct.float32) if G == 0 else ct.sum(total, axis=0)
     slice_of_row = ct.arange(MMA_ROWS, dtype=ct.int32).reshape((MMA_ROWS, 1)) // TN
     column = ct.arange(MMA_COLUMNS, dtype=ct.int32).reshape((1, MMA_COLUMNS))
     parts = parts * ct.where(column % 2 == 0, 128.0, 1.0)

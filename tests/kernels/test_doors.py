@@ -66,7 +66,7 @@ class Call:
     wrapper: Callable[..., None]
     arrays: dict[str, ArraySpec]
     options: dict[str, Any] = field(default_factory=dict)
-    groups: dict[str, type] = field(default_factory=dict)
+    groups: dict[str, Callable[..., Any]] = field(default_factory=dict)
 
     def __call__(self, launcher: Any, arrays: dict[str, Any] | None = None, **options: Any) -> None:
         given = dict(self.arrays if arrays is None else arrays)
@@ -100,6 +100,15 @@ OUTPUTS = {"outputs.sampled": ints(1), "outputs.length": ints(1), "outputs.ids":
 DECODE = AttentionConfig("page", 2)
 SAMPLE = SampleConfig()
 WORKSPACE = {f"workspace.{name}": ArraySpec(*shape) for name, shape in sample_workspace_shapes(1100, SAMPLE).items()}
+INT8_POOLS = {
+    "k_pool": ArraySpec((256, 64), "int8"),
+    "v_pool": ArraySpec((256, 64), "int8"),
+    "block_table": ints(16),
+} | {
+    "scales.k": floats(4, 64),
+    "scales.v": floats(4, 64),
+}
+SCALES: dict[str, Any] = {"scales": lambda k, v: (k, v)}
 INT8 = {"w": signed(48, 64), "scale": floats(48, 4)}  # groups of 16
 GAIN = {"q_gain": floats(1, 64), "k_gain": floats(1, 64)}
 
@@ -131,6 +140,20 @@ CALLS = [
         | {"workspace": floats(workspace_floats(DECODE, 4, 2, 64)), "out": half(1, 256)},
         {**HEADS, "context": 100, "config": DECODE},
     ),
+    Call(
+        attention_decode,
+        {"qkv": half(1, 512), **GAIN, **ROPE, **INT8_POOLS, "length": ints(1)}
+        | {"workspace": floats(workspace_floats(DECODE, 4, 2, 64)), "out": half(1, 256)},
+        {**HEADS, "context": 100, "config": DECODE},
+        SCALES,
+    ),
+    Call(
+        attention_prefill,
+        {"q": half(3, 256), **INT8_POOLS, "start": ints(1), "out": half(3, 256)},
+        {**HEADS, "config": AttentionPrefillConfig(tile_q=64)},
+        SCALES,
+    ),
+    Call(kv_write, {"qkv": half(3, 512), "gain": floats(1, 64), **ROPE, "start": ints(1), **INT8_POOLS}, HEADS, SCALES),
     Call(
         attention_prefill,
         {"q": half(3, 256), **POOLS, "start": ints(1), "out": half(3, 256)},
@@ -399,7 +422,7 @@ class Interpreted(InterpreterLauncher):
     ],
 )
 def test_numbers(wrapper: Any, options: dict[str, Any], message: str) -> None:
-    [call] = [call for call in CALLS if call.wrapper is wrapper]
+    call = next(call for call in CALLS if call.wrapper is wrapper and not call.groups.keys() & {"scales"})
     launcher = RecordingLauncher("sm_90")
     with pytest.raises(ValueError, match=message):
         call(launcher, **options)

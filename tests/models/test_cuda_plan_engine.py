@@ -121,6 +121,20 @@ def test_logits_equal_numpys(pair, name, dtype):
     np.testing.assert_allclose(np.concatenate([first, rest]), p.logits_after(ids), rtol=0, atol=p.tolerance)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "int8"), [("qwen3", "BF16", ()), ("llama", "F16", ()), ("llama-128", "BF16", (None, 32))]
+)
+def test_an_int8_cache_gives_numpys_logits_and_tokens(pair, name, dtype, int8):
+    p = pair(name, dtype=dtype, int8=int8, kv="int8")
+    p.tolerance = TOLERANCE["BF16"]  # a key's last bit in half precision decides where it rounds in INT8
+    prompt = p.ids(61)
+    cache = p.cuda.new_cache(256)
+    first, rest = p.cuda.logits(cache, prompt[:21]), p.cuda.logits(cache, prompt[21:])
+    np.testing.assert_allclose(np.concatenate([first, rest]), p.logits_after(prompt), rtol=0, atol=p.tolerance)
+    sampled = decode(p.cuda, cache, GREEDY, 61, 8)
+    assert_greedy_follows(p, prompt, sampled)
+
+
 INT8 = [("qwen3", "BF16", (None, 32)), ("llama", "F16", (32, None)), ("qwen3-bias", "F16", (None, None))]
 
 

@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 
     Buffers = Mapping[str, Array]
     Weight = tuple[Array, Array]  # values, scales or None
+    # keys, values, block table, and for an INT8 cache the scales of keys and values
+    Pages = tuple[Array, Array, Array, tuple[Array, Array] | None]
 
 Config = TypeVar("Config")
 MAX_GROUP = 8  # query heads of a key/value head: the columns of one matrix product
@@ -161,19 +163,20 @@ class Ops:
     def _configured(self, kind: type[Config], family: str, **shape: int) -> Config:
         return configured(kind, family, self._launcher.arch, **shape)
 
-    def rope_rows(self, qkv: Array, norms: tuple[Array, Array], b: Buffers, pages: tuple[Array, ...], q: Array) -> None:
-        """Rotated queries to q [T, H·d], keys and values to the pages (k, v, block table)."""
-        k, v, table = pages
+    def rope_rows(self, qkv: Array, norms: tuple[Array, Array], b: Buffers, pages: Pages, q: Array) -> None:
+        """Rotated queries to q [T, H·d], keys and values to the pages."""
+        k, v, table, scales = pages
         q_norm, k_norm = map(as_row, norms)
         place = (b["cos"], b["sin"], b["start"], table)
         eps = self._s.rms_norm_eps
-        qk_norm_rope_kv(self._launcher, qkv, q_norm, k_norm, *place, q, k, v, **self._heads, eps=eps)
+        qk_norm_rope_kv(self._launcher, qkv, q_norm, k_norm, *place, q, k, v, **self._heads, eps=eps, scales=scales)
 
-    def attend_rows(self, q: Array, pages: tuple[Array, ...], start: Array, out: Array) -> None:
+    def attend_rows(self, q: Array, pages: Pages, start: Array, out: Array) -> None:
         """out [T, H·d]."""
-        k, v, table = pages
-        config = self._configured(AttentionPrefillConfig, "attention_prefill", head_dim=self._s.head_dim)
-        attention_prefill(self._launcher, q, k, v, table, start, out, config=config, **self._heads)
+        k, v, table, scales = pages
+        family = "attention_prefill" if scales is None else "attention_prefill_int8"
+        config = self._configured(AttentionPrefillConfig, family, head_dim=self._s.head_dim)
+        attention_prefill(self._launcher, q, k, v, table, start, out, config=config, **self._heads, scales=scales)
 
     # -- one token
 
@@ -222,13 +225,13 @@ class Ops:
         else:
             linear_int8_residual(self._launcher, b[source], values, scale, *into, bias=as_row(bias))
 
-    def attend_row(self, norms: tuple[Array, Array], pages: tuple[Array, ...], context: int, b: Buffers) -> None:
+    def attend_row(self, norms: tuple[Array, Array], pages: Pages, context: int, b: Buffers) -> None:
         """Also writes this token's key and value. `context`: the longest sequence that the step serves."""
-        k, v, table = pages
+        k, v, table, scales = pages
         q_norm, k_norm = map(as_row, norms)
         place = (b["cos"], b["sin"], k, v, table, b["length"], b["attention_floats"])
-        out, eps = b["attention"], self._s.rms_norm_eps
-        attention_decode(self._launcher, b["qkv"], q_norm, k_norm, *place, out, **self._heads, context=context, eps=eps)
+        more = {"context": context, "eps": self._s.rms_norm_eps, "scales": scales}
+        attention_decode(self._launcher, b["qkv"], q_norm, k_norm, *place, b["attention"], **self._heads, **more)
 
     def sample(self, b: Buffers) -> None:
         """An id from the logits by the settings on the device; greedy is temperature 0, in the same launches."""

@@ -88,8 +88,8 @@ class Plans:
         self._arch = arch
         self._pdl = pdl
 
-    def _pages(self, index: int) -> tuple[Array, Array, Array]:
-        return self._pool.k[index], self._pool.v[index], self._table
+    def _pages(self, index: int) -> ops.Pages:
+        return self._pool.k[index], self._pool.v[index], self._table, self._pool.scales[index]
 
     def _ops(self) -> ops.Ops:
         return ops.Ops(RecordingLauncher(self._arch, pdl=self._pdl), self._structure)
