@@ -201,7 +201,8 @@ def _try(chain: Int8Chain, name: str, product: str, config: Int8Config, best: fl
         print(f"{name} {product} {config}: {str(error)[:100]}", flush=True)
         us = float("inf")
     print(
-        f"{name} {product:8s} {config.form:6s} {config.tile_n:3d} x {config.tile_k:5d} occupancy {config.occupancy}: {us:8.1f} us",
+        f"{name} {product:8s} {config.form:6s} {config.tile_n:3d} x {config.tile_k:5d} "
+        f"occupancy {config.occupancy}: {us:8.1f} us",
         flush=True,
     )
     if us < best - 0.5:

@@ -18,6 +18,8 @@ from kernels.argmax import ArgmaxConfig, SampleOutputs, argmax, argmax_merge
 from kernels.attention_decode import AttentionConfig, attention_decode, workspace_floats
 from kernels.attention_prefill import AttentionPrefillConfig, attention_prefill
 from kernels.catalogue import FAMILIES
+from kernels.dequantise import dequantise
+from kernels.digits import token_digits
 from kernels.embedding import embedding, embedding_decode
 from kernels.interpreter import InterpreterLauncher
 from kernels.kv_write import kv_write
@@ -37,11 +39,13 @@ from kernels.linear_prefill import (
     linear_prefill_swiglu,
     linear_prefill_xielu,
 )
-from kernels.linear_prefill_int8 import (
-    linear_prefill_int8,
-    linear_prefill_int8_residual,
-    linear_prefill_int8_swiglu,
+from kernels.linear_prefill_digits import (
+    linear_prefill_digits,
+    linear_prefill_digits_residual,
+    linear_prefill_digits_swiglu,
+    linear_prefill_digits_xielu,
 )
+from kernels.linear_prefill_int8 import linear_prefill_int8_residual
 from kernels.linear_split import LinearSplitConfig, linear_split, linear_split_residual
 from kernels.norm import rms_norm
 from kernels.rope import qk_norm_rope_kv, rope_queries
@@ -109,6 +113,7 @@ INT8_POOLS = {
     "scales.v": floats(4, 64),
 }
 SCALES: dict[str, Any] = {"scales": lambda k, v: (k, v)}
+DIGITS = {"x": signed(16, 64), "x_scale": floats(8, 1), "w": signed(48, 64), "scale": floats(48, 1)}
 INT8 = {"w": signed(48, 64), "scale": floats(48, 4)}  # groups of 16
 GAIN = {"q_gain": floats(1, 64), "k_gain": floats(1, 64)}
 
@@ -255,9 +260,13 @@ CALLS = [
         {"x": half(3, 64), "w": half(48, 64), "alphas": floats(2), "y": half(3, 48), "bias": half(48)},
         TILES,
     ),
-    Call(linear_prefill_int8, {"x": half(3, 64), **INT8, "y": half(3, 48), "bias": half(48)}, TILES),
     Call(linear_prefill_int8_residual, {"x": half(3, 64), **INT8, "residual": floats(3, 48), "bias": half(48)}, TILES),
-    Call(linear_prefill_int8_swiglu, {"x": half(3, 64), **INT8, "y": half(3, 24), "bias": half(48)}, TILES),
+    Call(dequantise, {**INT8, "out": half(48, 64)}),
+    Call(token_digits, {"x": half(8, 64), "digits": signed(16, 64), "scales": floats(8, 1)}),
+    Call(linear_prefill_digits, {**DIGITS, "y": half(8, 48), "bias": half(48)}, TILES),
+    Call(linear_prefill_digits_residual, {**DIGITS, "residual": floats(8, 48), "bias": half(48)}, TILES),
+    Call(linear_prefill_digits_swiglu, {**DIGITS, "y": half(8, 24), "bias": half(48)}, TILES),
+    Call(linear_prefill_digits_xielu, {**DIGITS, "alphas": floats(2), "y": half(8, 48), "bias": half(48)}, TILES),
     Call(rms_norm, {"x": floats(3, 64), "gain": half(1, 64), "y": half(3, 64)}, {"eps": 1e-6}),
 ]
 

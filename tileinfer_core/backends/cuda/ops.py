@@ -20,6 +20,8 @@ from kernels import configs
 from kernels.argmax import SampleOutputs
 from kernels.attention_decode import attention_config, attention_decode, context_bucket, workspace_floats
 from kernels.attention_prefill import AttentionPrefillConfig, attention_prefill
+from kernels.dequantise import dequantise
+from kernels.digits import token_digits
 from kernels.embedding import embedding, embedding_decode
 from kernels.int8_scales import LOAD
 from kernels.linear import linear, linear_norm, linear_residual, linear_swiglu, square_slots
@@ -36,11 +38,12 @@ from kernels.linear_prefill import (
     linear_prefill_residual,
     linear_prefill_swiglu,
 )
-from kernels.linear_prefill_int8 import (
-    linear_prefill_int8,
-    linear_prefill_int8_residual,
-    linear_prefill_int8_swiglu,
+from kernels.linear_prefill_digits import (
+    linear_prefill_digits,
+    linear_prefill_digits_residual,
+    linear_prefill_digits_swiglu,
 )
+from kernels.linear_prefill_int8 import linear_prefill_int8_residual
 from kernels.norm import rms_norm
 from kernels.rope import qk_norm_rope_kv
 from kernels.sampling import SampleConfig, SampleWorkspace, sample, sample_workspace_shapes
@@ -138,27 +141,49 @@ class Ops:
         """y [T, D] half = RMSNorm(x)."""
         rms_norm(self._launcher, x, as_row(gain), y, eps=self._s.rms_norm_eps)
 
-    def linear_rows(self, x: Array, w: Weight, bias: Array, y: Array) -> None:
+    def linear_rows(self, x: Array, w: Weight, bias: Array, y: Array, b: Buffers) -> None:
         """y [T, N] half."""
-        self._product("", (linear_prefill, linear_prefill_int8), (x, w, bias), y)
+        self._product("", (linear_prefill, linear_prefill_digits), (x, w, bias), y, b)
 
-    def add_linear_rows(self, x: Array, w: Weight, bias: Array, stream: Array) -> None:
+    def add_linear_rows(self, x: Array, w: Weight, bias: Array, stream: Array, b: Buffers) -> None:
         """stream [T, N] float32 += x · wᵀ."""
-        self._product("_residual", (linear_prefill_residual, linear_prefill_int8_residual), (x, w, bias), stream)
+        self._product("_residual", (linear_prefill_residual, linear_prefill_digits_residual), (x, w, bias), stream, b)
 
-    def swiglu_rows(self, x: Array, w: Weight, bias: Array, y: Array) -> None:
+    def swiglu_rows(self, x: Array, w: Weight, bias: Array, y: Array, b: Buffers) -> None:
         """y [T, F] half."""
-        self._product("_swiglu", (linear_prefill_swiglu, linear_prefill_int8_swiglu), (x, w, bias), y)
+        self._product("_swiglu", (linear_prefill_swiglu, linear_prefill_digits_swiglu), (x, w, bias), y, b)
 
-    def _product(self, form: str, ops: tuple[Any, Any], inputs: tuple[Array, Weight, Array], y: Array) -> None:
-        x, (values, scale), bias = inputs
-        shape = {"tokens": x.shape[0], "n": values.shape[0], "k": x.shape[1]}
+    def all_logits(self, x: Array, w: Weight, out: Array) -> None:
+        """out [T, V] float32 += x · wᵀ, of few rows: INT8 weights become half precision inside the product."""
+        values, scale = w
+        family = "linear_prefill_residual" if scale is None else "linear_prefill_int8_residual"
+        config = self._product_config(family, x, values)
         if scale is None:
-            config = self._configured(LinearPrefillConfig, f"linear_prefill{form}", **shape)
-            ops[0](self._launcher, x, values, y, config=config, bias=bias)
+            linear_prefill_residual(self._launcher, x, values, out, config=config)
+        else:
+            linear_prefill_int8_residual(self._launcher, x, values, scale, out, config=config)
+
+    def _product(
+        self, form: str, ops: tuple[Any, Any], inputs: tuple[Array, Weight, Array], y: Array, b: Buffers
+    ) -> None:
+        """In half precision, with weights in groups widened first; or in digits, with one scale a row."""
+        x, (values, scale), bias = inputs
+        if scale is not None and scale.shape[1] == 1:
+            rows, k = x.shape
+            digits, scales = b["rows_digits"][: 2 * rows * k].reshape(2 * rows, k), b["rows_digit_scales"][:rows]
+            token_digits(self._launcher, x, digits, scales)
+            config = self._product_config(f"linear_prefill_digits{form}", x, values)
+            ops[1](self._launcher, digits, scales, values, scale, y, config=config, bias=bias)
             return
-        config = self._configured(LinearPrefillConfig, f"linear_prefill_int8{form}", **shape)
-        ops[1](self._launcher, x, values, scale, y, config=config, bias=bias)
+        if scale is not None:
+            wide = b["rows_weight"][: values.shape[0] * values.shape[1]].reshape(values.shape)
+            dequantise(self._launcher, values, scale, wide)
+            values = wide
+        config = self._product_config(f"linear_prefill{form}", x, values)
+        ops[0](self._launcher, x, values, y, config=config, bias=bias)
+
+    def _product_config(self, family: str, x: Array, w: Array) -> LinearPrefillConfig:
+        return self._configured(LinearPrefillConfig, family, tokens=x.shape[0], n=w.shape[0], k=x.shape[1])
 
     def _configured(self, kind: type[Config], family: str, **shape: int) -> Config:
         return configured(kind, family, self._launcher.arch, **shape)

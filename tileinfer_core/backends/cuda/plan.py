@@ -111,20 +111,20 @@ class Plans:
         attention, act = b["rows_attention"][:rows], b["rows_act"][:rows]
         pages = self._pages(index)
         o.norm_rows(x, w.input_norm, normed)
-        o.linear_rows(normed, (w.qkv, w.qkv_scale), w.qkv_bias, qkv)
+        o.linear_rows(normed, (w.qkv, w.qkv_scale), w.qkv_bias, qkv, b)
         o.rope_rows(qkv, (w.q_norm, w.k_norm), b, pages, q)
         o.attend_rows(q, pages, b["start"], attention)
-        o.add_linear_rows(attention, (w.o, w.o_scale), w.o_bias, x)
+        o.add_linear_rows(attention, (w.o, w.o_scale), w.o_bias, x, b)
         o.norm_rows(x, w.post_norm, normed)
-        o.swiglu_rows(normed, (w.gate_up, w.gate_up_scale), w.gate_up_bias, act)
-        o.add_linear_rows(act, (w.down, w.down_scale), w.down_bias, x)
+        o.swiglu_rows(normed, (w.gate_up, w.gate_up_scale), w.gate_up_bias, act, b)
+        o.add_linear_rows(act, (w.down, w.down_scale), w.down_bias, x, b)
 
     def all_logits(self, first: int, rows: int, out: Array) -> list[Recorded]:
         """out [rows, V] float32, zeroed before, after rows `first` … of the last chunk."""
         o, b, w = self._ops(), self._b, self._weights
         normed = b["rows_normed"][first : first + rows]
         o.norm_rows(b["rows_residual"][first : first + rows], w.norm, normed)
-        o.add_linear_rows(normed, (w.lm_head, w.lm_head_scale), None, out)
+        o.all_logits(normed, (w.lm_head, w.lm_head_scale), out)
         return o.records
 
     # -- decode
