@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import cuda.tile as ct
 
 from kernels import configs
-from kernels.int8_rows import as_int8, scale_of
+from kernels.int8_rows import THROUGH_FLOAT, cached_int8, page_scales, widened
 from kernels.launch import Together, check_array, with_hints
 from kernels.notation import LOG2E, PAGE, ZERO, Bool, Float, Int
 from kernels.paged_cache import check_heads, check_pools, check_rope, optional_gain, pool_specs, scale_specs
@@ -54,11 +54,14 @@ class AttentionConfig:
         form: "page" or "loop", see above.
         splits: blocks a KV head, a power of two (the merge sums them in one tile). For "page" the pages of the bucket.
         occupancy: blocks per SM of the loop form; sets the depth of its TMA ring.
+        through_float: an INT8 cache becomes float32 before half precision. Straight away it is the faster way on
+            sm_90, and spills on sm_80, 86 and 89.
     """
 
     form: Literal["page", "loop"]
     splits: int
     occupancy: int | None = None
+    through_float: bool = False
 
     @property
     def positions(self) -> int | None:
@@ -123,25 +126,9 @@ def _store_split(out, stats, h, s, acc, m, l, D: Int):
     ct.store(stats, index=(h, s, 1, 0), tile=l.reshape((1, 1, 1, COLUMNS)), allow_tma=False, check_bounds=False)
 
 
-def _page_scales(k_scales, v_scales, page):
-    """Scales of a page's keys and values, [64, 1] each."""
-    ks = ct.load(k_scales, index=(page, 0), shape=(1, PAGE), allow_tma=False, check_bounds=False)
-    vs = ct.load(v_scales, index=(page, 0), shape=(1, PAGE), allow_tma=False, check_bounds=False)
-    return ks.reshape((PAGE, 1)), vs.reshape((PAGE, 1))
-
-
-def _cached_int8(ka, kb, value, k_scales, v_scales, page, slot):
-    """The new token's key (two halves) and value as int8; their scales are stored, and returned with them."""
-    ks = scale_of(ct.maximum(ct.max(ct.abs(ka), axis=1, keepdims=True), ct.max(ct.abs(kb), axis=1, keepdims=True)))
-    vs = scale_of(ct.max(ct.abs(value), axis=1, keepdims=True))
-    ct.store(k_scales, index=(page, slot), tile=ks, allow_tma=False, check_bounds=False)
-    ct.store(v_scales, index=(page, slot), tile=vs, allow_tma=False, check_bounds=False)
-    return as_int8(ka, ks), as_int8(kb, ks), as_int8(value, vs), ks, vs
-
-
 def _new_token(
     q, k, v, k_gain, k_pool, v_pool, k_scales, v_scales, table, out, stats, h, pos, g0, g1, c, s, HKV: Int, S: Int,
-    D: Int, EPS: Float, NORM: Bool, INT8: Bool, PDL: Bool,
+    D: Int, EPS: Float, NORM: Bool, INT8: Int, PDL: Bool,
 ):  # fmt: skip
     """The split of one position: this token's. Also writes its key and value into the cache."""
     page = ct.load(table, index=(pos // PAGE,), shape=(), check_bounds=False).item() * HKV + h
@@ -155,7 +142,7 @@ def _new_token(
     value = ct.load(v, index=(h, 0), shape=(1, D), allow_tma=False, check_bounds=False)
     slot = pos % PAGE
     if INT8:
-        qa, qb, qv, ks, vs = _cached_int8(ka, kb, value.astype(ct.float32), k_scales, v_scales, page, slot)
+        qa, qb, qv, ks, vs = cached_int8(ka, kb, value.astype(ct.float32), k_scales, v_scales, page, slot)
         wide_a, wide_b = qa.astype(ct.float32) * ks, qb.astype(ct.float32) * ks
         wide_v = qv.astype(ct.float32) * vs
     else:
@@ -175,14 +162,14 @@ def _new_token(
 @ct.kernel
 def attention_page_kernel(
     q, k, v, q_gain, k_gain, cos, sin, k_pool, v_pool, k_scales, v_scales, table, length, out, stats, HKV: Int, S: Int,
-    D: Int, EPS: Float, NORM: Bool, INT8: Bool, PDL: Bool,
+    D: Int, EPS: Float, NORM: Bool, INT8: Int, PDL: Bool,
 ):  # fmt: skip
     """Split s < S: page s of the sequence, all 64 slots, masked beyond the cached positions. Split S: the new token.
 
     q [HKV, group, D], k, v [HKV, D] half; gains [1, D]; cos, sin [positions, D/2] float32; k_pool [pages HKV 64, D],
-    v_pool [pages HKV D, 64] half, or int8 (INT8) with k_scales, v_scales [pages HKV, 64] float32; table [≥ S], length
-    [1] int32; out [HKV, S+1, group, D], stats [HKV, S+1, 2, 8] float32. Grid (HKV, S + 1). Scores and sums float32, q
-    and soft-max weights rounded to half for the matrix unit.
+    v_pool [pages HKV D, 64] half, or int8 (INT8 > 0) with k_scales, v_scales [pages HKV, 64] float32; table [≥ S],
+    length [1] int32; out [HKV, S+1, group, D], stats [HKV, S+1, 2, 8] float32. Grid (HKV, S + 1). Scores and sums
+    float32, q and soft-max weights rounded to half for the matrix unit.
     Masked slots are read and multiplied by 0: pools must hold finite numbers everywhere.
     """
     h, s = ct.bid(0), ct.bid(1)
@@ -197,8 +184,8 @@ def attention_page_kernel(
         keys = ct.load(k_pool, index=(page, 0), shape=(PAGE, D), allow_tma=False, check_bounds=False)
         values = ct.load(v_pool, index=(page, 0), shape=(D, PAGE), allow_tma=False, check_bounds=False)
         if INT8:
-            ks, vs = _page_scales(k_scales, v_scales, page)
-            keys, values = keys.astype(q.dtype), values.astype(q.dtype)
+            ks, vs = page_scales(k_scales, v_scales, page)
+            keys, values = widened(keys, q.dtype, INT8), widened(values, q.dtype, INT8)
         if PDL:
             ct.grid_dependency_control_wait()
         a, b = _queries(q, h, g0, g1, c, sn, D, EPS, NORM)
@@ -222,7 +209,7 @@ def attention_page_kernel(
 @ct.kernel
 def attention_loop_kernel(
     q, k, v, q_gain, k_gain, cos, sin, k_pool, v_pool, k_scales, v_scales, table, length, out, stats, HKV: Int, S: Int,
-    D: Int, EPS: Float, NORM: Bool, INT8: Bool, PDL: Bool,
+    D: Int, EPS: Float, NORM: Bool, INT8: Int, PDL: Bool,
 ):  # fmt: skip
     """Split s < S: its even share of the pages, one after the other, running soft-max. Split S: the new token.
 
@@ -252,8 +239,8 @@ def attention_loop_kernel(
             keys = ct.load(k_pool, index=(page, 0), shape=(PAGE, D), check_bounds=False)
             values = ct.load(v_pool, index=(page, 0), shape=(D, PAGE), check_bounds=False)
             if INT8:
-                ks, vs = _page_scales(k_scales, v_scales, page)
-                keys, values = keys.astype(q.dtype), values.astype(q.dtype)
+                ks, vs = page_scales(k_scales, v_scales, page)
+                keys, values = widened(keys, q.dtype, INT8), widened(values, q.dtype, INT8)
             scores = ct.mma(keys, columns, ct.zeros((PAGE, COLUMNS), dtype=ct.float32))
             if INT8:
                 scores = scores * ks
@@ -338,8 +325,9 @@ def attention_decode(
     k, v = (qkv.reshape(heads + 2 * kv_heads, head_dim)[heads + i * kv_heads :][:kv_heads] for i in (0, 1))
     gains = [optional_gain(op, g, c, head_dim, half) for g, c in ((q_gain, cos), (k_gain, sin))]
     k_scales, v_scales = scales or (cos, sin)  # the latter never read
+    int8 = 0 if scales is None else THROUGH_FLOAT if config.through_float else 1
     args = (q, k, v, *gains, cos, sin, k_pool, v_pool, k_scales, v_scales, block_table, length, parts, stats)
-    constants = (kv_heads, config.splits, head_dim, float(eps), q_gain is not None, scales is not None, launcher.pdl)
+    constants = (kv_heads, config.splits, head_dim, float(eps), q_gain is not None, int8, launcher.pdl)
     kernel = attention_page_kernel if config.form == "page" else attention_loop_kernel
     if config.occupancy is not None:
         kernel = with_hints(kernel, occupancy=config.occupancy)

@@ -2,8 +2,9 @@
 
     x[t] ≈ s[t] · (128 hi[t] + lo[t]),   s[t] = max |x[t]| / 16,256
 
-15 bits of the largest number of a token, where half precision has 8 or 11 of each. Digits lie as the tensor cores'
-rows want them, so that a token's two sums meet in one thread: eight rows of hi, then the eight rows of lo of the same tokens.
+15 bits of the largest number of a token, where half precision has 8 or 11 of each. Digits lie as the rows of the tensor
+cores want them, so that a token's two sums meet in one thread: eight rows of hi, then the eight rows of lo of the same
+tokens.
 
 Refuses: rows that a 16-byte load does not divide, tokens that are no multiple of 8.
 """
@@ -30,8 +31,8 @@ TOGETHER = 8  # tokens whose digits alternate
 def digits_kernel(x, digits, scales, K: Int, PDL: Bool):
     """digits[t // 8, 0, t % 8] = hi, digits[t // 8, 1, t % 8] = lo of x[t] / scales[t].
 
-    x [T, columns] half, digits [T / 8, 2, 8, columns] int8, scales [T, 1] float32. Grid: T blocks of one token. K is
-    the columns, up to a power of two. float32, rounded to the nearest digit pair; a row of zeros has a scale above zero.
+    x [T, columns] half, digits [T / 8, 2, 8, columns] int8, scales [T, 1] float32. Grid: T blocks of one token. K: the
+    columns up to a power of two. float32, rounded to the nearest digit pair; a row of zeros has a scale above zero.
     Rows hang over: zeros in, nothing out.
     """
     t = ct.bid(0)

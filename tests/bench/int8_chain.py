@@ -213,8 +213,8 @@ def _try(chain: Int8Chain, name: str, product: str, config: Int8Config, best: fl
 
 def bench(name: str, ceiling: dict[str, float]) -> None:
     m = MODELS[name]
-    carveout = step_carveout(ARCH, m.hidden)
-    _show_half(name, carveout, ceiling)
+    _show_half(name, step_carveout(ARCH, m.hidden), ceiling)
+    carveout = step_carveout(ARCH, m.hidden, int8=True)
     for label, group, head in (
         ("INT8, a scale a row", None, "int8"),
         ("INT8, groups of 128", 128, "int8"),

@@ -76,7 +76,8 @@ class CudaRunner:
         self.graphs = GraphCache(device)
         # the longest sequence of each decode step's graph
         self.bucket_ends = ops.bucket_ends(model.structure, device.arch, memory.context)
-        self.carveout = step_carveout(device.arch, model.structure.hidden_size)
+        int8 = model.int8("gate_up_proj", 0) is not None
+        self.carveout = step_carveout(device.arch, model.structure.hidden_size, int8=int8)
         self._vocab: int = model.config.vocab_size
         self._sampling = SamplingState(device, self.buffers, self._vocab)
         self._chunks = _ChunkInputs(device, self.buffers)
