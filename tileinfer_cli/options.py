@@ -12,8 +12,9 @@ from typing import Annotated
 
 import typer
 
-_MODEL, _COMPILER, _PROMPT, _SAMPLING, _STOPPING, _THINKING, _OUTPUT = (
+_MODEL, _QUANTIZE, _COMPILER, _PROMPT, _SAMPLING, _STOPPING, _THINKING, _OUTPUT = (
     "Model",
+    "Quantization",
     "Compiler",
     "Prompt",
     "Sampling",
@@ -69,7 +70,7 @@ KvOption = Annotated[
     KvFormat | None,
     typer.Option(
         "--kv",
-        help="Keys and values: bf16, as the model has them, or int8, in half the memory. Without it: bf16.",
+        help="Keys and values: bf16, as the model has them, or int8, in half the memory. Without it: the model's own.",
         rich_help_panel=_MODEL,
     ),
 ]
@@ -139,6 +140,38 @@ class ModelFlags(CompilerFlags):
     backend: BackendOption = None
     context: ContextOption = None
     kv: KvOption = None
+
+
+@dataclass(frozen=True)
+class QuantizeFlags:
+    group_size: Annotated[
+        int | None,
+        typer.Option(
+            "--group-size",
+            metavar="N",
+            help="One scale for N columns everywhere; 0: for a row everywhere. Without it: a row, and groups of 64 in "
+            "the layers that lose most.",
+            rich_help_panel=_QUANTIZE,
+        ),
+    ] = None
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            "--calibrate",
+            metavar="FILE",
+            help="A text like yours: rounding errors are made to cancel on it. Slower, and closer to the original.",
+            rich_help_panel=_QUANTIZE,
+        ),
+    ] = None
+    eval_tokens: Annotated[
+        int,
+        typer.Option(
+            "--eval-tokens",
+            metavar="N",
+            help="Tokens of the bundled text to measure the loss on; 0: don't.",
+            rich_help_panel=_QUANTIZE,
+        ),
+    ] = 2048
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from tileinfer_core.jsonfile import read_json_object
 from tileinfer_core.models import MODEL_TYPES
 from tileinfer_core.quantization import Quantization, read_quantization
 from tileinfer_core.rope_config import RopeConfig, read_rope
+from tileinfer_core.settings import KV_FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -82,6 +83,7 @@ class ModelConfig:
     dtype: str | None
     unread: tuple[str, ...] = ()
     quantization: Quantization | None = None
+    kv: str | None = None  # how keys and values are kept unless the user says: one of KV_FORMATS, or None
 
     @property
     def q_size(self) -> int:
@@ -141,6 +143,7 @@ class ModelConfig:
             "eos_token_ids": fields.token_ids("eos_token_id"),
             "bos_token_id": bos[0] if bos else None,
             "dtype": _dtype(fields),
+            "kv": _kv(fields),
             "quantization": read_quantization(fields.raw("quantization_config"), where),
         }
         return cls(**config, unread=fields.unread)
@@ -225,6 +228,17 @@ def _activation(fields: Fields, where: str) -> str:
             hint=f"supported activations: {', '.join(sorted(ACTIVATIONS))}",
         )
     return ACTIVATIONS[name]
+
+
+def _kv(fields: Fields) -> str | None:
+    """The `kv` of the table "tileinfer", which `quantize --kv` writes; other programs do not look there."""
+    table = fields.raw("tileinfer")
+    if table is None:
+        return None
+    if not isinstance(table, dict) or table.get("kv") not in (None, *KV_FORMATS):
+        raise fields.error("tileinfer", f'a table whose "kv" is one of {", ".join(KV_FORMATS)}', table)
+    kv: str | None = table.get("kv")
+    return kv
 
 
 def _dtype(fields: Fields) -> str | None:

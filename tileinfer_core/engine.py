@@ -38,13 +38,13 @@ class EngineOptions:
     """How to load a model. `context` None takes the longest that model and memory allow.
 
     `prefill_chunk` tokens of a prompt go in one step; None takes what the backend does best. `kv` "int8" keeps keys and
-    values in INT8, one scale for each token and head; "bf16" as the model has them.
+    values in INT8, one scale for each token and head; "bf16" as the model has them; None leaves it to the folder.
     """
 
     backend: str = "auto"
     context: int | None = None
     prefill_chunk: int | None = None
-    kv: str = "bf16"
+    kv: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Engine:
             files,
             context=options.context,
             prefill_chunk=options.prefill_chunk,
-            kv=options.kv,
+            kv=options.kv or config.kv or "bf16",
             on_progress=on_progress,
         )
         return cls(

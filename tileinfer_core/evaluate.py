@@ -50,9 +50,8 @@ def perplexity(engine: Engine, text: str, *, window: int | None = None, on_progr
     if len(ids) < 2:
         raise UsageError(f"the text has {len(ids)} tokens; at least 2 are needed to measure anything")
     total = 0.0
-    for start, first, stop in windows(len(ids), window):
-        total += _negative_log_likelihood(engine.runner, ids[start:stop], first - start)
-        on_progress(ProgressEvent("evaluate", stop, len(ids), "tokens"))
+    for logits, targets in scored(engine.runner, ids, window, on_progress):
+        total -= _log_probabilities(logits, targets)
     nll = total / (len(ids) - 1)
     return EvalResult(math.exp(nll), nll, len(ids) - 1, window)
 
@@ -66,18 +65,27 @@ def windows(count: int, window: int) -> Iterator[tuple[int, int, int]]:
         first, start = stop, stop - window + max(1, window // 2)
 
 
-def _negative_log_likelihood(runner: Runner, ids: Sequence[int], first: int) -> float:
-    """Sum over ids[first:] of -log p(id | what is before it)."""
+def scored(
+    runner: Runner, ids: Sequence[int], window: int, on_progress: OnProgress, task: str = "evaluate"
+) -> Iterator[tuple[Float32Array, Sequence[int]]]:
+    """Logits [T, V] and the ids that follow them, T of every id but the first, each once and in order."""
+    for start, first, stop in windows(len(ids), window):
+        yield from _scored_window(runner, ids[start:stop], first - start)
+        on_progress(ProgressEvent(task, stop, len(ids), "tokens"))
+
+
+def _scored_window(runner: Runner, ids: Sequence[int], first: int) -> Iterator[tuple[Float32Array, Sequence[int]]]:
+    """Logits and targets of ids[first:], some rows at a time."""
     cache = runner.new_cache(len(ids))
-    total, rows = 0.0, 16
+    rows = 16
     while cache.length < len(ids) - 1:
         start = cache.length
         stop = min(start + rows, len(ids) - 1)
         logits = runner.logits(cache, ids[start:stop])  # [T, V]
         rows = min(512, max(16, LOGIT_BYTES // (4 * logits.shape[1])))
         skip = max(0, first - 1 - start)
-        total -= _log_probabilities(logits[skip:], ids[start + 1 + skip : stop + 1])
-    return total
+        if skip < len(logits):
+            yield logits[skip:], ids[start + 1 + skip : stop + 1]
 
 
 def _log_probabilities(logits: Float32Array, targets: Sequence[int]) -> float:

@@ -18,12 +18,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 PAGES = (
-    "atomiccommit", "howtocorrupt", "queryplanner-ng", "testing", "malloc", "whentouse", "isolation", "datatype3",
-    "appfileformat", "fasterthanfs", "np1queryprob", "wal", "arch", "different", "faq",
+    "atomiccommit", "howtocorrupt", "queryplanner-ng", "testing", "malloc", "whentouse", "isolation", "wal",
 )  # fmt: skip
 REST = (
-    "optoverview", "queryplanner", "lockingv3", "tempfiles", "quirks", "whyc", "foreignkeys", "rtree", "vdbe", "aff_short",
-    "transactional", "security", "sharedcache", "asyncvfs", "unlock_notify", "threadsafe", "inmemorydb", "limits",
+    "optoverview", "queryplanner", "lockingv3", "tempfiles", "quirks", "whyc", "foreignkeys", "rtree", "vdbe",
+    "aff_short", "transactional", "security", "sharedcache", "asyncvfs", "unlock_notify", "threadsafe", "inmemorydb", "limits",
 )  # fmt: skip
 BLOCKS = {"p", "li", "h1", "h2", "h3", "blockquote", "td", "dd", "div", "ul", "ol", "table", "tr", "dl", "dt"}
 SKIPPED = {"script", "style", "pre", "svg", "title", "head", "th"}

@@ -179,37 +179,37 @@ def _layer_parameters(structure: LayerStructure, layer: int, quantization: Quant
 
 def bind(model: ModelDefinition, arrays: Mapping[str, T]) -> DecoderWeights[T]:
     """Arrays by Parameter name -> typed weights."""
-    layers = []
-    for layer in range(model.config.num_hidden_layers):
-        prefix = f"model.layers.{layer}."
-        layers.append(
-            LayerWeights(
-                input_norm=arrays[prefix + "input_layernorm.weight"],
-                qkv=arrays[prefix + "qkv_proj.weight"],
-                qkv_bias=arrays.get(prefix + "qkv_proj.bias"),
-                q_norm=arrays.get(prefix + "self_attn.q_norm.weight"),
-                k_norm=arrays.get(prefix + "self_attn.k_norm.weight"),
-                o=arrays[prefix + "o_proj.weight"],
-                o_bias=arrays.get(prefix + "o_proj.bias"),
-                post_norm=arrays[prefix + "post_attention_layernorm.weight"],
-                gate_up=arrays[prefix + "gate_up_proj.weight"],
-                gate_up_bias=arrays.get(prefix + "gate_up_proj.bias"),
-                down=arrays[prefix + "down_proj.weight"],
-                down_bias=arrays.get(prefix + "down_proj.bias"),
-                qkv_scale=arrays.get(prefix + "qkv_proj.weight_scale"),
-                o_scale=arrays.get(prefix + "o_proj.weight_scale"),
-                gate_up_scale=arrays.get(prefix + "gate_up_proj.weight_scale"),
-                down_scale=arrays.get(prefix + "down_proj.weight_scale"),
-            )
-        )
     head = EMBEDDING if model.tied else LM_HEAD
     return DecoderWeights(
         embedding=arrays[EMBEDDING],
-        layers=tuple(layers),
+        layers=tuple(bind_layer(layer, arrays) for layer in range(model.config.num_hidden_layers)),
         norm=arrays["model.norm.weight"],
         lm_head=arrays[head],
         embedding_scale=arrays.get(scale_name(EMBEDDING)),
         lm_head_scale=arrays.get(scale_name(head)),
+    )
+
+
+def bind_layer(layer: int, arrays: Mapping[str, T]) -> LayerWeights[T]:
+    """The arrays of one layer by Parameter name -> typed weights."""
+    prefix = f"model.layers.{layer}."
+    return LayerWeights(
+        input_norm=arrays[prefix + "input_layernorm.weight"],
+        qkv=arrays[prefix + "qkv_proj.weight"],
+        qkv_bias=arrays.get(prefix + "qkv_proj.bias"),
+        q_norm=arrays.get(prefix + "self_attn.q_norm.weight"),
+        k_norm=arrays.get(prefix + "self_attn.k_norm.weight"),
+        o=arrays[prefix + "o_proj.weight"],
+        o_bias=arrays.get(prefix + "o_proj.bias"),
+        post_norm=arrays[prefix + "post_attention_layernorm.weight"],
+        gate_up=arrays[prefix + "gate_up_proj.weight"],
+        gate_up_bias=arrays.get(prefix + "gate_up_proj.bias"),
+        down=arrays[prefix + "down_proj.weight"],
+        down_bias=arrays.get(prefix + "down_proj.bias"),
+        qkv_scale=arrays.get(prefix + "qkv_proj.weight_scale"),
+        o_scale=arrays.get(prefix + "o_proj.weight_scale"),
+        gate_up_scale=arrays.get(prefix + "gate_up_proj.weight_scale"),
+        down_scale=arrays.get(prefix + "down_proj.weight_scale"),
     )
 
 

@@ -1,0 +1,89 @@
+"""`tileinfer quantize`: an INT8 model from an unquantised one, and the receipt of what it cost."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tileinfer_cli import opening, render
+from tileinfer_cli.commandline import Cli
+from tileinfer_cli.options import BackendOption, JsonFlag, KvOption, ModelArgument, QuantizeFlags, QuietFlag
+from tileinfer_cli.prompt import read_text
+from tileinfer_cli.receipt_table import print_receipt
+
+if TYPE_CHECKING:
+    from tileinfer_core.quantize import QuantizePlan
+    from tileinfer_core.settings import Settings
+    from tileinfer_core.store import ModelFolder
+
+NAME = "quantize"
+SHORT = "make an INT8 model"
+EXAMPLES = """
+Examples:
+  tileinfer quantize demo
+  tileinfer quantize qwen3:4b --calibrate notes.txt
+  tileinfer quantize ./my-model ./my-model-int8 --group-size 128
+"""
+
+
+def run(
+    cli: Cli,
+    model: ModelArgument,
+    dest: Annotated[
+        Path | None,
+        typer.Argument(metavar="DEST", help="A new folder. Without it: MODEL-int8, in the store or beside MODEL."),
+    ] = None,
+    *,
+    how: QuantizeFlags,
+    kv: KvOption = None,
+    backend: BackendOption = None,
+    force: Annotated[bool, typer.Option("--force", help="Make it again where it is.")] = False,
+    as_json: JsonFlag = False,
+    quiet: QuietFlag = False,
+) -> None:
+    """Round a model's weights to INT8: half the bytes of BF16. Prints what that cost on a bundled text.
+
+    Transformers reads the folder too, through the package compressed-tensors.
+    """
+    settings = opening.load_settings()
+    source = opening.find_model(cli, settings, model)
+    plan = plan_of(settings, source, dest, how, kv=kv.value if kv else None, force=force)
+    make(cli, plan, how, backend.value if backend else settings.backend.value, as_json=as_json, quiet=quiet)
+
+
+def plan_of(
+    settings: "Settings", source: "ModelFolder", dest: Path | None, how: QuantizeFlags, *, kv: str | None, force: bool
+) -> "QuantizePlan":
+    from tileinfer_core.quantize import plan_quantize
+    from tileinfer_core.quantize_recipe import Recipe
+
+    text = read_text(how.calibrate) if how.calibrate else None
+    recipe = Recipe(how.group_size)
+    name, target = opening.open_store(settings).int8_target(source)
+    if dest is not None:
+        name, target = str(dest), dest.expanduser().absolute()
+    return plan_quantize(source, target, name, recipe, calibration=text, kv=kv, force=force)
+
+
+def make(cli: Cli, plan: "QuantizePlan", how: QuantizeFlags, backend: str, *, as_json: bool, quiet: bool) -> None:
+    """Runs a plan and prints its receipt; one that is complete is only shown."""
+    from tileinfer_core.quantize import execute_quantize
+    from tileinfer_core.receipt import QualityOptions, read_receipt
+
+    err, size = cli.streams.err, render.bytes_text
+    if plan.complete:
+        render.print_note(err, f"{plan.name} is complete: {plan.target}")
+        receipt = read_receipt(plan.target) or {}
+    else:
+        if not quiet:
+            what = f"{size(plan.bytes_before)} become {size(plan.bytes_after)} as INT8, {plan.recipe.name}"
+            render.print_note(err, f"{plan.name}: {what}; {size(plan.free_bytes)} free in {plan.target.parent}")
+        quality = QualityOptions(backend, how.eval_tokens) if how.eval_tokens > 0 else None
+        with render.Progress(err, lasting=True, quiet=quiet) as progress:
+            receipt = execute_quantize(plan, quality, progress).as_dict()
+    if as_json:
+        render.print_json(cli.streams.out, {"model": plan.name, "path": str(plan.target), "receipt": receipt})
+    elif receipt:
+        print_receipt(cli.streams.out, receipt)
+        if not quiet:
+            render.print_note(err, f"use it: -m {plan.name}")
