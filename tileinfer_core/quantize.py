@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from tileinfer_core.files import PARTIAL, disk_errors, free_bytes, fresh_folder,
 from tileinfer_core.int8 import from_int8, scales_of, to_int8
 from tileinfer_core.jsonfile import read_json_object
 from tileinfer_core.manifest import MANIFEST_NAME, Manifest, record_of
+from tileinfer_core.models.decoder import EMBEDDING, LM_HEAD
 from tileinfer_core.models.define import define_from_files
 from tileinfer_core.models.structure import scale_name
 from tileinfer_core.progress import OnProgress, ProgressEvent
@@ -61,13 +62,16 @@ class _Part:
     info: TensorInfo
     parameter: str
     int8: Int8 | None
+    tied: bool
 
     def targets(self) -> list[Target]:
+        """What is written. A tied head has no weights of its own, but Transformers wants its scales by its name."""
         if self.int8 is None:
             return [Target(self.name, self.info.dtype, self.info.shape)]
         rows, columns = self.info.shape
         scales = Target(scale_name(self.name), "bfloat16", (rows, self.int8.groups(columns)))
-        return [Target(self.name, "int8", self.info.shape), scales]
+        again = [replace(scales, name=scale_name(LM_HEAD))] if self.tied else []
+        return [Target(self.name, "int8", self.info.shape), scales, *again]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +157,7 @@ def _parts(model: ModelDefinition, files: WeightFiles, recipe: Recipe) -> Iterat
             info = files.info(spec.name)
             is_matrix = len(info.shape) == 2
             int8 = recipe.of(spec.name.removesuffix(".weight"), info.shape[1]) if is_matrix else None
-            yield _Part(spec.name, info, parameter.name, int8)
+            yield _Part(spec.name, info, parameter.name, int8, model.tied and spec.name == EMBEDDING)
 
 
 def _origin(source: ModelFolder, recipe: Recipe, calibration: str | None, kv: str | None) -> dict[str, Any]:
@@ -231,7 +235,9 @@ def _copy_small_files(plan: QuantizePlan, partial: Path) -> None:
     config = read_json_object(plan.source.path / "config.json")
     config.setdefault("dtype", config.get("torch_dtype", "bfloat16"))
     formats = {part.name.removesuffix(".weight"): part.int8 for part in plan.parts if part.int8}
-    config["quantization_config"] = quantization_config(formats, plan.model.tied)
+    if plan.model.tied:
+        formats["lm_head"] = formats["model.embed_tokens"]
+    config["quantization_config"] = quantization_config(formats)
     config["tie_word_embeddings"] = plan.model.tied
     if plan.kv:
         config["tileinfer"] = {"kv": plan.kv}
@@ -276,7 +282,7 @@ def _write_part(
         difference -= values
         wrong += float(np.vdot(difference, difference))
         yield None, raw.nbytes
-    for scale in scales:
+    for scale in scales * (2 if part.tied else 1):
         writer.write(scale)
     yield TensorError(part.name, str(part.int8), (wrong / squares) ** 0.5 if squares else 0.0), 0
 

@@ -15,6 +15,7 @@ from tileinfer_core.quantization import EMBEDDING_CLASS, LINEAR_CLASS, METHOD, I
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+LAYOUT = "int-quantized"
 FINE = 64  # columns of a group where rows lose most
 FINE_MODULES = ("embed_tokens", "lm_head", "down_proj")
 LEAST, MOST = 16, 1 << 12
@@ -56,8 +57,11 @@ class Recipe:
         return Int8()
 
 
-def quantization_config(formats: Mapping[str, Int8], tied: bool) -> dict[str, Any]:
-    """The section of config.json for {module: format}: the commonest format for all, others by name or pattern."""
+def quantization_config(formats: Mapping[str, Int8]) -> dict[str, Any]:
+    """The section of config.json for {module: format}: the commonest format for all, others by name or pattern.
+
+    Each group names the layout again: compressed-tensors 0.20 takes weights alone in INT8 for packed ones otherwise.
+    """
     common = max(formats.values(), key=list(formats.values()).count)
     targets: dict[Int8, list[str]] = {common: [LINEAR_CLASS, EMBEDDING_CLASS]}
     for target, int8 in _patterns(formats):
@@ -65,9 +69,9 @@ def quantization_config(formats: Mapping[str, Int8], tied: bool) -> dict[str, An
             targets.setdefault(int8, []).append(target)
     return {
         "quant_method": METHOD,
-        "format": "int-quantized",
+        "format": LAYOUT,
         "quantization_status": "compressed",
-        "ignore": ["lm_head"] if tied else [],
+        "ignore": [],
         "config_groups": {
             f"group_{i}": _group(names, int8) for i, (int8, names) in enumerate(targets.items())
         },
@@ -88,6 +92,7 @@ def _patterns(formats: Mapping[str, Int8]) -> Iterable[tuple[str, Int8]]:
 def _group(targets: list[str], int8: Int8) -> dict[str, Any]:
     return {
         "targets": targets,
+        "format": LAYOUT,
         "weights": {
             "num_bits": 8,
             "type": "int",

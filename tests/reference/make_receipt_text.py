@@ -22,7 +22,8 @@ PAGES = (
 )  # fmt: skip
 REST = (
     "optoverview", "queryplanner", "lockingv3", "tempfiles", "quirks", "whyc", "foreignkeys", "rtree", "vdbe",
-    "aff_short", "transactional", "security", "sharedcache", "asyncvfs", "unlock_notify", "threadsafe", "inmemorydb", "limits",
+    "aff_short", "transactional",
+    "security", "sharedcache", "asyncvfs", "unlock_notify", "threadsafe", "inmemorydb", "limits",
 )  # fmt: skip
 BLOCKS = {"p", "li", "h1", "h2", "h3", "blockquote", "td", "dd", "div", "ul", "ol", "table", "tr", "dl", "dt"}
 SKIPPED = {"script", "style", "pre", "svg", "title", "head", "th"}
