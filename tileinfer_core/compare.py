@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tileinfer_core.errors import DiskError, TileinferError, UsageError
-from tileinfer_core.evaluate import scored
+from tileinfer_core.evaluate import check_window, scored, text_ids
 from tileinfer_core.files import disk_errors, free_bytes
 from tileinfer_core.progress import OnProgress, silent
 
@@ -80,8 +80,8 @@ def compare(
     with disk_errors(folder), tempfile.TemporaryFile(dir=folder) as spool:
         engine = load_reference()
         try:
-            ids = _ids(engine, text, tokens)
-            window = _window(engine, window)
+            ids = text_ids(engine, text, tokens)
+            window = check_window(engine, window) or min(WINDOW, engine.context_length)
             vocabulary = engine.config.vocab_size
             _check_room(folder, 4 * (len(ids) - 1) * vocabulary)
             nll = _spool(engine, ids, window, spool, on_progress)
@@ -89,9 +89,9 @@ def compare(
             engine.close()
         engine = load_other()
         try:
-            if engine.config.vocab_size != vocabulary or _ids(engine, text, tokens) != ids:
+            if engine.config.vocab_size != vocabulary or text_ids(engine, text, tokens) != ids:
                 raise UsageError("the two models have different vocabularies: their predictions can't be compared")
-            _window(engine, window)
+            check_window(engine, window)
             pairs = _rows(spool, engine, ids, window, on_progress)
             other, kl, agree = (np.concatenate(column) for column in zip(*pairs, strict=True))
         finally:
@@ -108,22 +108,6 @@ def compare(
         tokens=len(ids) - 1,
         window=window,
     )
-
-
-def _ids(engine: Engine, text: str, tokens: int | None) -> list[int]:
-    if tokens is not None and tokens < 1:
-        raise UsageError(f"--tokens must be at least 1, found {tokens}")
-    ids = engine.tokenizer.encode(text, special=False)
-    if len(ids) < 2:
-        raise UsageError(f"the text has {len(ids)} tokens; at least 2 are needed to measure anything")
-    return ids if tokens is None else ids[: tokens + 1]
-
-
-def _window(engine: Engine, window: int | None) -> int:
-    longest = engine.context_length
-    if window is not None and not 2 <= window <= longest:
-        raise UsageError(f"--window must be from 2 to {longest:,}, this model's context here, found {window:,}")
-    return window or min(WINDOW, longest)
 
 
 def _check_room(folder: Path, needed: int) -> None:

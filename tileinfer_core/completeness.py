@@ -74,7 +74,8 @@ def quantization(folder: Path) -> str | None:
         section = config.get("quantization_config")
         if not section:
             return None
-        bits = section.get("config_groups", {}).get("group_0", {}).get("weights", {}).get("num_bits")
-        return f"int{bits}" if bits else str(section.get("quant_method"))
+        weights = next(iter(section.get("config_groups", {}).values()), {}).get("weights", {})
+        bits, kind = weights.get("num_bits"), weights.get("type", "int")
+        return f"{kind}{bits}" if bits else str(section.get("quant_method"))
     except (ModelError, AttributeError, TypeError):
         return None

@@ -35,25 +35,45 @@ class EvalResult:
     window: int
 
 
-def perplexity(engine: Engine, text: str, *, window: int | None = None, on_progress: OnProgress = silent) -> EvalResult:
-    """Score a text. `window` None takes the engine's context.
+def perplexity(
+    engine: Engine,
+    text: str,
+    *,
+    window: int | None = None,
+    tokens: int | None = None,
+    on_progress: OnProgress = silent,
+) -> EvalResult:
+    """Score a text, or its first `tokens`. `window` None takes the engine's context.
 
     Raises:
         UsageError: a text of fewer than two tokens, or a window that the context doesn't allow.
         TileinferError: the model's logits are not finite.
     """
-    longest = engine.context_length
-    if window is not None and not 2 <= window <= longest:
-        raise UsageError(f"--window must be from 2 to {longest:,}, this model's context here, found {window:,}")
-    window = window or longest
-    ids = engine.tokenizer.encode(text, special=False)
-    if len(ids) < 2:
-        raise UsageError(f"the text has {len(ids)} tokens; at least 2 are needed to measure anything")
+    window = check_window(engine, window) or engine.context_length
+    ids = text_ids(engine, text, tokens)
     total = 0.0
     for logits, targets in scored(engine.runner, ids, window, on_progress):
         total -= _log_probabilities(logits, targets)
     nll = total / (len(ids) - 1)
     return EvalResult(math.exp(nll), nll, len(ids) - 1, window)
+
+
+def text_ids(engine: Engine, text: str, tokens: int | None) -> list[int]:
+    """The ids of a text, or of so much of it that `tokens` can be scored. Raises UsageError for too few."""
+    if tokens is not None and tokens < 1:
+        raise UsageError(f"--tokens must be at least 1, found {tokens}")
+    ids = engine.tokenizer.encode(text, special=False)
+    if len(ids) < 2:
+        raise UsageError(f"the text has {len(ids)} tokens; at least 2 are needed to measure anything")
+    return ids if tokens is None else ids[: tokens + 1]
+
+
+def check_window(engine: Engine, window: int | None) -> int | None:
+    """The window as it is. Raises UsageError for one that the context doesn't allow."""
+    longest = engine.context_length
+    if window is not None and not 2 <= window <= longest:
+        raise UsageError(f"--window must be from 2 to {longest:,}, this model's context here, found {window:,}")
+    return window
 
 
 def windows(count: int, window: int) -> Iterator[tuple[int, int, int]]:

@@ -9,6 +9,7 @@ leaves nothing that a command would load, and the next one starts clean.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from dataclasses import dataclass, replace
@@ -124,13 +125,7 @@ def plan_quantize(
         ModelError: tensors missing, unknown, or of another shape than the config says, by name.
         UsageError: a group size that does not divide, or a folder at `target` that this command has not made.
     """
-    config = ModelConfig.load(source.path)
-    if config.quantization is not None:
-        formats = sorted({str(int8) for _, int8 in config.quantization.rules})
-        raise UnsupportedModelError(
-            f"{source.name} is quantised already: INT8, {' and '.join(formats)}",
-            hint="quantise the model that it was made of",
-        )
+    config = load_unquantised(source)
     files = WeightFiles.open(source.path)
     model, _ = define_from_files(config, files)
     parts = tuple(_parts(model, files, recipe))
@@ -148,6 +143,22 @@ def plan_quantize(
         kv=kv,
         complete=_is_made(target, _origin(source, recipe, calibration, kv), force=force),
     )
+
+
+def load_unquantised(source: ModelFolder) -> ModelConfig:
+    """The config of a model that can be quantised.
+
+    Raises:
+        UnsupportedModelError: it is quantised already, or TileInfer does not run it.
+    """
+    config = ModelConfig.load(source.path)
+    if config.quantization is not None:
+        formats = sorted({str(int8) for _, int8 in config.quantization.rules})
+        raise UnsupportedModelError(
+            f"{source.name} is quantised already: INT8, {' and '.join(formats)}",
+            hint="quantise the model that it was made of",
+        )
+    return config
 
 
 def _parts(model: ModelDefinition, files: WeightFiles, recipe: Recipe) -> Iterator[_Part]:
@@ -171,7 +182,7 @@ def _origin(source: ModelFolder, recipe: Recipe, calibration: str | None, kv: st
         "model": source.name,
         "weights": weights,
         "recipe": recipe.name,
-        "calibrated": calibration is not None,
+        "calibration": hashlib.sha256(calibration.encode()).hexdigest() if calibration is not None else None,
         "kv": kv,
     }
 
@@ -186,7 +197,7 @@ def _is_made(target: Path, origin: dict[str, Any], *, force: bool) -> bool:
         manifest = None
     if manifest is None or manifest.source.get("kind") != _SOURCE_KIND:
         raise UsageError(f"{target} exists and is not a model that `quantize` has made; name another folder")
-    same = dict(manifest.source) == origin and origin["weights"] is not None and not origin["calibrated"]
+    same = dict(manifest.source) == origin and origin["weights"] is not None
     if same and not force:
         return True
     if not force:

@@ -1,14 +1,17 @@
 """`tileinfer bench`: how fast a model runs here, and what share of the memory's speed that is."""
 
+import contextlib
+import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from tileinfer_cli import opening, render
-from tileinfer_cli.bench_table import print_report
+from tileinfer_cli.bench_table import print_ratios, print_report
 from tileinfer_cli.commandline import Cli
 from tileinfer_cli.options import JsonFlag, ModelFlags, QuietFlag
+from tileinfer_core.errors import UsageError
 
 NAME = "bench"
 SHORT = "speed of prefill and decoding"
@@ -17,6 +20,7 @@ Examples:
   tileinfer bench -m qwen3:4b
   tileinfer bench --prefill 512 --prefill 4096 --decode-at 512 --decode-at 32000
   tileinfer bench --random-weights config.json --markdown
+  tileinfer bench -m qwen3:4b-int8 --against qwen3:4b
 """
 Lengths = list[int] | None
 
@@ -28,6 +32,9 @@ def run(
     random_weights: Annotated[
         Path | None, typer.Option("--random-weights", metavar="CONFIG", help="A config.json: time its shape on noise.")
     ] = None,
+    against: Annotated[
+        str | None, typer.Option("--against", metavar="MODEL", help="Measure MODEL too, in the same run.")
+    ] = None,
     prefill: Annotated[Lengths, typer.Option("--prefill", metavar="N", help="Prompt length; may be repeated.")] = None,
     decode_at: Annotated[Lengths, typer.Option("--decode-at", metavar="N", help="Context; may be repeated.")] = None,
     tokens: Annotated[int, typer.Option("--tokens", metavar="N", help="Tokens decoded in a run.")] = 64,
@@ -37,7 +44,10 @@ def run(
     as_json: JsonFlag = False,
     quiet: QuietFlag = False,
 ) -> None:
-    """Measure prefill, decoding, the first token, and the memory's own speed in the same run."""
+    """Measure prefill, decoding, the first token, and the memory's own speed in the same run.
+
+    With --against, a second model by the same flags, and how many times as fast the first is.
+    """
     from tileinfer_core.bench import BenchOptions, run_bench
     from tileinfer_core.sampling import SamplingParams
 
@@ -49,11 +59,26 @@ def run(
         repetitions=repeat,
         sampling=SamplingParams(temperature=0) if greedy else base.sampling,
     )
-    name, loaded = opening.load_for_bench(cli, where, random_weights, quiet=quiet)
-    with render.Progress(cli.streams.err, quiet=quiet) as progress:
-        report = run_bench(loaded.runner, loaded.model, options, load_s=loaded.load_s, on_progress=progress)
-    document = {"model": name, "backend_reason": loaded.backend.reason, **opening.plain(report)}
+    if against is not None and random_weights is not None:
+        raise UsageError("--against compares two models; --random-weights measures a shape")
+
+    def measure(flags: ModelFlags) -> dict[str, Any]:
+        name, loaded = opening.load_for_bench(cli, flags, random_weights, quiet=quiet)
+        with contextlib.closing(loaded.runner), render.Progress(cli.streams.err, quiet=quiet) as progress:
+            report = run_bench(loaded.runner, loaded.model, options, load_s=loaded.load_s, on_progress=progress)
+        return {"model": name, "backend_reason": loaded.backend.reason, **opening.plain(report)}
+
+    if against is not None:
+        opening.find_model(cli, opening.load_settings(), against)  # an unknown name is said before minutes of work
+    document = measure(where)
+    if against is not None:
+        document["against"] = measure(dataclasses.replace(where, model=against))
     if as_json:
         render.print_json(cli.streams.out, document)
-    else:
-        print_report(cli.streams.out, document, options, markdown=markdown)
+        return
+    print_report(cli.streams.out, document, options, markdown=markdown)
+    if against is not None:
+        cli.streams.out.write("\n")
+        print_report(cli.streams.out, document["against"], options, markdown=markdown)
+        cli.streams.out.write("\n")
+        print_ratios(cli.streams.out, document, markdown=markdown)

@@ -10,6 +10,7 @@ from tileinfer_cli.commandline import Cli
 from tileinfer_cli.options import BackendOption, JsonFlag, KvOption, ModelArgument, QuantizeFlags, QuietFlag
 from tileinfer_cli.prompt import read_text
 from tileinfer_cli.receipt_table import print_receipt
+from tileinfer_core.errors import UsageError
 
 if TYPE_CHECKING:
     from tileinfer_core.quantize import QuantizePlan
@@ -45,18 +46,33 @@ def run(
 
     Transformers reads the folder too, through the package compressed-tensors.
     """
+    check(how, wanted=True)
     settings = opening.load_settings()
     source = opening.find_model(cli, settings, model)
     plan = plan_of(settings, source, dest, how, kv=kv.value if kv else None, force=force)
     make(cli, plan, how, backend.value if backend else settings.backend.value, as_json=as_json, quiet=quiet)
 
 
+def check(how: QuantizeFlags, *, wanted: bool) -> None:
+    """Refuses flags that can't be, or that nothing would read, before anything is fetched."""
+    from tileinfer_core.quantize_recipe import Recipe
+
+    Recipe(how.group_size)
+    if how.eval_tokens < 0:
+        raise UsageError(f"--eval-tokens must be at least 0, found {how.eval_tokens}")
+    given = {"--group-size": how.group_size is not None, "--calibrate": how.calibrate is not None}
+    for flag, present in given.items():
+        if present and not wanted:
+            raise UsageError(f"{flag} has no effect without --quantize")
+
+
 def plan_of(
     settings: "Settings", source: "ModelFolder", dest: Path | None, how: QuantizeFlags, *, kv: str | None, force: bool
 ) -> "QuantizePlan":
-    from tileinfer_core.quantize import plan_quantize
+    from tileinfer_core.quantize import load_unquantised, plan_quantize
     from tileinfer_core.quantize_recipe import Recipe
 
+    load_unquantised(source)
     text = read_text(how.calibrate) if how.calibrate else None
     recipe = Recipe(how.group_size)
     name, target = opening.open_store(settings).int8_target(source)
