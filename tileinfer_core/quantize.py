@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tileinfer_core.backends.numpy_weights import widen_bfloat16, widen_float16
+from tileinfer_core.backends.select import choose_backend
 from tileinfer_core.calibrate import Calibration
 from tileinfer_core.compensate import round_compensated
 from tileinfer_core.config import ModelConfig
@@ -211,9 +212,12 @@ def execute_quantize(plan: QuantizePlan, quality: QualityOptions | None, on_prog
     Raises:
         DamagedModelError: weights that are not finite, by tensor; a source that shrinks while it is read.
         DiskError: no room, not writable.
+        BackendUnavailableError: the backend to measure on, if it was asked for by name.
         TileinferError: another process works on the same folder.
     """
     plan.check_room()
+    if quality is not None:
+        choose_backend(quality.backend)  # one that was asked for and is not there is said before the work
     if not plan.target.parent.is_dir():
         raise DiskError(f"{plan.target.parent}: no such folder")
     with exclusive(plan.target, plan.name):

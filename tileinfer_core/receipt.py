@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tileinfer_core.compare import Comparison, compare
 from tileinfer_core.engine import Engine, EngineOptions
-from tileinfer_core.errors import BackendError, DamagedModelError, DiskError, ModelError
+from tileinfer_core.errors import ModelError, TileinferError
 from tileinfer_core.jsonfile import read_json_object
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def measure_quality(
         found = compare(
             lambda: load(before), lambda: load(after), bundled_text(), tokens=options.tokens, on_progress=on_progress
         )
-    except (BackendError, DiskError, DamagedModelError) as error:
+    except TileinferError as error:
         return str(error)
     return _quality(found, names[-1])
 
