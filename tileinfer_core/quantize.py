@@ -31,7 +31,7 @@ from tileinfer_core.models.decoder import EMBEDDING, LM_HEAD
 from tileinfer_core.models.define import define_from_files
 from tileinfer_core.models.structure import scale_name
 from tileinfer_core.progress import OnProgress, ProgressEvent
-from tileinfer_core.pull_plan import exclusive
+from tileinfer_core.pull_plan import exclusive, lock_path
 from tileinfer_core.quantize_recipe import Recipe, quantization_config
 from tileinfer_core.receipt import RECEIPT_NAME, Receipt, TensorError, measure_quality
 from tileinfer_core.safetensors_writer import SHARD_BYTES, ShardWriter, Target
@@ -237,6 +237,8 @@ def execute_quantize(plan: QuantizePlan, quality: QualityOptions | None, on_prog
         except BaseException:
             remove_tree(partial)
             raise
+        finally:
+            lock_path(plan.target).unlink(missing_ok=True)  # it may lie among the user's own folders
     return receipt
 
 

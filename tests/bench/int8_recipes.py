@@ -1,6 +1,7 @@
 """What each way of rounding a model to INT8 costs: perplexity, KL divergence and agreement, on the NumPy backend.
 
     python tests/bench/int8_recipes.py FOLDER --text FILE --calibrate OTHER_FILE [--tokens 4096] [--only WORD]
+    python tests/bench/int8_recipes.py FOLDER --text FILE --calibrate OTHER_FILE --activations
 
 FOLDER is an unquantised model. Every linear layer and the head are rounded; a tied embedding is the head's own array.
 The two texts must differ. Everything is measured in float32 arithmetic but for the rounding that a line names.
@@ -145,18 +146,19 @@ def sweep(bench: Bench, only: str, calibration_tokens: int) -> None:
             size if name.split(".")[-1] in products else head_size if name in ("head", "embedding") else None
         )
 
+    default = product(64, "down", head_size=64)
     recipes = {
         "a row": rows,
-        "groups of 64": head(64, 64),
-        "groups of 32": head(32, 32),
-        "a row, head BF16": head("bf16"),
-        "a row, head groups of 64": head(64),
-        "a row, head groups of 32": head(32),
-        "groups of 64, head groups of 32": head(32, 64),
-        "a row, down groups of 64, head 64": product(64, "down", head_size=64),
-        "a row, down and o groups of 64, head 64": product(64, "down", "o", head_size=64),
-        "a row, qkv groups of 64, head 64": product(64, "qkv", head_size=64),
-        "a row, gate/up groups of 64, head 64": product(64, "gate_up", head_size=64),
+        "a row; head 64": head(64),
+        "a row; head 32": head(32),
+        "a row; head BF16": head("bf16"),
+        "a row; down and head 64 (the default)": default,
+        "a row; down 64, head 32": product(64, "down", head_size=32),
+        "a row; qkv and head 64": product(64, "qkv", head_size=64),
+        "a row; gate/up and head 64": product(64, "gate_up", head_size=64),
+        "a row; down, qkv and head 64": product(64, "down", "qkv", head_size=64),
+        "64": head(64, 64),
+        "32": head(32, 32),
     }
     print("| recipe | bytes a weight | perplexity | mean KL | 99 % KL | top-1 | time |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
@@ -173,11 +175,9 @@ def sweep(bench: Bench, only: str, calibration_tokens: int) -> None:
     layers_only = {name: factor for name, factor in factors.items() if name != "head"}
     compensated = {
         "a row, compensated": (rows, factors),
-        "a row, layers compensated": (rows, layers_only),
-        "a row, head groups of 64, all compensated": (head(64), factors),
-        "a row, head groups of 64, layers compensated": (head(64), layers_only),
-        "a row, head groups of 32, all compensated": (head(32), factors),
-        "groups of 64, all compensated": (head(64, 64), factors),
+        "a row; head 64 and not compensated, layers compensated": (head(64), layers_only),
+        "a row; down and head 64, compensated (--calibrate)": (default, factors),
+        "64, compensated": (head(64, 64), factors),
     }
     for name, (groups, chosen) in compensated.items():
         if only in name:
@@ -187,8 +187,8 @@ def sweep(bench: Bench, only: str, calibration_tokens: int) -> None:
 
 
 def activations(bench: Bench) -> None:
-    """On top of rows with the head in groups of 64: digits for the activations, and INT8 keys and values."""
-    bench.quantise(lambda name: 64 if name in ("head", "embedding") else None)
+    """On top of the default recipe: digits for the activations, and INT8 keys and values."""
+    bench.quantise(lambda name: 64 if name in ("head", "embedding") or name.endswith("down") else None)
     ops, linear = bench.runner._ops, bench.runner._ops.linear
     bench.base = list(bench.log_probabilities())
     bench.base_nll = bench.nll(bench.base)
