@@ -50,7 +50,8 @@ def greedy(model: torch.nn.Module, ids: list[int]) -> tuple[list[int], float]:
 
 
 def rope_tables(model: torch.nn.Module) -> np.ndarray:
-    positions = [p for p in ROPE_POSITIONS if p < 256 or model.model.rotary_emb.rope_type != "dynamic"]
+    end = model.config.max_position_embeddings  # from there on "dynamic" changes with the sequence's length
+    positions = [p for p in ROPE_POSITIONS if p < end or model.model.rotary_emb.rope_type != "dynamic"]
     x = torch.zeros(1, 1, 1)
     tables = [model.model.rotary_emb(x, torch.tensor([[p]])) for p in positions]
     half = tables[0][0].shape[-1] // 2
