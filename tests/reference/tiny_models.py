@@ -80,6 +80,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "long-yarn": {**_LONG, **_new("yarn", **{**_YARN, "original_max_position_embeddings": 4096})},
     "long-dynamic": {**_LONG, **_new("dynamic", 5e5, factor=4.0), "max_position_embeddings": 65536},
 }
+# Model types that only docs/adding_a_model.md has.
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "seed-oss": {
+        **_BASE,
+        "model_type": "seed_oss",
+        "architectures": ["SeedOssForCausalLM"],
+        "attention_bias": True,
+        "attention_out_bias": False,
+        "head_dim": 64,
+        **_new("default", 1e7),
+    },
+}
 GREEDY = tuple(name for name in VARIANTS if not name.startswith("long"))
 LONG = tuple(name for name in VARIANTS if name.startswith("long"))
 GREEDY_STEPS = 64
@@ -104,13 +116,13 @@ def other_rope_form(config: dict[str, Any]) -> dict[str, Any]:
 
 def prompt(name: str, length: int, salt: int = 0) -> list[int]:
     """Token ids that follow from the name and the salt; 0 … 2 are left out."""
-    vocab = VARIANTS[name]["vocab_size"]
+    vocab = (VARIANTS | EXAMPLES)[name]["vocab_size"]
     return (3 + _hash(f"{name}/prompt/{salt}", length) % np.uint64(vocab - 3)).astype(int).tolist()
 
 
 def tensors(name: str) -> dict[str, np.ndarray]:
     """The checkpoint of a variant by Hugging Face's names, as float32."""
-    return {tensor: _values(f"{name}/{tensor}", shape) for tensor, shape in shapes(VARIANTS[name]).items()}
+    return {tensor: _values(f"{name}/{tensor}", shape) for tensor, shape in shapes((VARIANTS | EXAMPLES)[name]).items()}
 
 
 def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -119,7 +131,8 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     head_dim = config.get("head_dim") or hidden // heads
     kv_rows = (config.get("num_key_value_heads") or heads) * head_dim
     kind = config["model_type"]
-    qkv, o, mlp = kind == "qwen2" or config.get("attention_bias"), config.get("attention_bias"), config.get("mlp_bias")
+    qkv, mlp = kind == "qwen2" or config.get("attention_bias"), config.get("mlp_bias")
+    o = config.get("attention_out_bias", config.get("attention_bias"))
     linears = {
         "self_attn.q_proj": (heads * head_dim, hidden, qkv),
         "self_attn.k_proj": (kv_rows, hidden, qkv),
