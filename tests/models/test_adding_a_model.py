@@ -1,4 +1,4 @@
-"""docs/adding_a_model.md does what it says: its blocks, taken from the page, run a model that TileInfer doesn't ship."""
+"""docs/adding_a_model.md does what it says: blocks taken from the page run a model that TileInfer does not ship."""
 
 from __future__ import annotations
 
