@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tileinfer_core.errors import DamagedModelError, ModelError, OutOfMemoryError
+from tileinfer_core.models.xielu import read_xielu
 from tileinfer_core.progress import ProgressEvent
 
 if TYPE_CHECKING:
@@ -67,7 +68,10 @@ def load_arrays(
     for parameter, size in zip(parameters, sizes, strict=True):
         array = arena[start : start + int(np.prod(parameter.shape))].reshape(parameter.shape)
         arrays[parameter.name] = array
-        jobs += _jobs(parameter, files, array)
+        if parameter.form == "xielu":
+            array[:] = read_xielu(parameter, files)
+        else:
+            jobs += _jobs(parameter, files, array)
         start += size
     _run(jobs, on_progress)
     return arrays
