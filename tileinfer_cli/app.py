@@ -163,7 +163,8 @@ def _explain(error: BaseException) -> tuple[str, str | None, int]:
         hint = f"try: {context.command_path} --help" if context is not None else None
         return error.format_message().replace("Value error, ", ""), hint, UsageError.exit_code
     if isinstance(error, MemoryError):
-        return f"out of memory{f': {error}' if str(error) else ''}", None, BackendError.exit_code
+        hint = "a smaller --context, a shorter prompt or a smaller model needs less"
+        return f"out of memory{f': {error}' if str(error) else ''}", hint, BackendError.exit_code
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         code = DiskError.exit_code if error.errno in _DISK_ERRNOS else TileinferError.exit_code

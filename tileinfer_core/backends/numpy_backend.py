@@ -13,6 +13,7 @@ import numpy as np
 from tileinfer_core.backends.numpy_kv import NumpyPages
 from tileinfer_core.backends.numpy_products import Products
 from tileinfer_core.backends.numpy_weights import load_arrays
+from tileinfer_core.errors import OutOfMemoryError
 from tileinfer_core.kv_cache import KvCache
 from tileinfer_core.models.decoder import DecoderWeights, ModelDefinition, bind, forward, logits
 from tileinfer_core.models.rope import cos_sin, inverse_frequencies
@@ -225,8 +226,14 @@ class NumpyRunner:
 
     def _append(self, cache: KvCache, token_ids: Sequence[int]) -> Float32Array:
         cache.reserve(len(token_ids))
-        with np.errstate(over="ignore"):
-            hidden = forward(self._ops, self._model, self._weights, cache, token_ids)
+        try:
+            with np.errstate(over="ignore"):
+                hidden = forward(self._ops, self._model, self._weights, cache, token_ids)
+        except MemoryError:
+            raise OutOfMemoryError(
+                f"no memory for a step of {len(token_ids):,} tokens after {cache.length:,} held",
+                hint="shorten the prompt, set a smaller --context, or use a smaller model",
+            ) from None
         cache.commit(token_ids)
         return hidden
 
