@@ -1,4 +1,4 @@
-"""Memory that does not suffice: code 8, one line with the numbers, and what to change. In real processes with a limit."""
+"""Memory that does not suffice: code 8, the numbers, and what to change. In real processes with a limit."""
 
 from __future__ import annotations
 
