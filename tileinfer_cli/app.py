@@ -48,7 +48,18 @@ def main() -> NoReturn:
     except KeyboardInterrupt:  # a second one, before it was ignored
         code = EXIT_INTERRUPTED
     _ignore_ctrl_c()
+    if code in (EXIT_INTERRUPTED, EXIT_TERMINATED):
+        _leave_at_once(code)
     sys.exit(code)
+
+
+def _leave_at_once(code: int) -> NoReturn:
+    """After a signal, when every `finally` has run. Python's own end would wait for the threads' present work and take
+    its objects apart one by one: 55 ms in place of 17 from Ctrl-C to the end with SmolLM2-135M in memory."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # none, closed, or nobody reads it
+            stream.flush()
+    os._exit(code)
 
 
 def _ignore_ctrl_c() -> None:
