@@ -154,10 +154,15 @@ class Engine:
         """
         return self.start(prompt, request, cache or self.new_cache())[1]
 
-    def start(self, prompt: Sequence[int], request: Request, cache: KvCache) -> tuple[Tally, EventStream]:
-        """As `generate`, with the tally for a caller that must know how far an interrupted answer came."""
+    def start(
+        self, prompt: Sequence[int], request: Request, cache: KvCache, begun: Sequence[int] = ()
+    ) -> tuple[Tally, EventStream]:
+        """As `generate`, with the tally for a caller that must know how far an interrupted answer came.
+
+        `begun` are the ids of an answer that was cut short: it goes on, and Finished has it whole.
+        """
         prompt = Prompt.of(prompt)
-        check_length(len(prompt), self.context_length, self.config)
+        check_length(len(prompt) + len(begun), self.context_length, self.config)
         rules = StopRules(self.eos_token_ids, request.stop, request.max_tokens, request.ignore_eos)
         job = Job(
             runner=self.runner,
@@ -171,6 +176,7 @@ class Engine:
             closing_ids=self.encoder.closing_ids,
             prefill_chunk=self.prefill_chunk,
             load_s=self.load_s,
+            begun=begun,
         )
         tally = Tally(job)
         return tally, generate(job, tally)
