@@ -198,6 +198,17 @@ def _short_turns() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
+def check_model(folder: ModelFolder | Path, options: EngineOptions) -> PromptEncoder:
+    """What `Engine.load` would refuse without reading a weight is refused here. Returns the model's text side."""
+    path = folder if isinstance(folder, Path) else folder.path
+    config = ModelConfig.load(path)
+    _context(options.context, config)
+    choose_backend(options.backend)
+    define_from_files(config, WeightFiles.open(path))
+    GenerationConfig.load(path)
+    return PromptEncoder.load(path, config)
+
+
 def check_length(tokens: int, context_length: int, config: ModelConfig) -> None:
     """Raises ContextLengthError with both numbers where the prompt leaves no room for one token."""
     if tokens == 0:
