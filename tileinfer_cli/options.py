@@ -35,6 +35,10 @@ class KvFormat(enum.StrEnum):
     int8 = "int8"
 
 
+class WeightFormat(enum.StrEnum):
+    int8 = "int8"
+
+
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="Alias, ORG/NAME, folder or .gguf file.", show_default=False)
 ]
@@ -44,6 +48,10 @@ PromptArgument = Annotated[
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.", rich_help_panel=_OUTPUT)]
 QuietFlag = Annotated[
     bool, typer.Option("--quiet", "-q", help="Say nothing on stderr but warnings and errors.", rich_help_panel=_OUTPUT)
+]
+LogprobsFlag = Annotated[
+    bool,
+    typer.Option("--logprobs", help="With --json: each new token with its log-probability.", rich_help_panel=_OUTPUT),
 ]
 StatsFlag = Annotated[
     bool, typer.Option("--stats", help="Token counts, speeds and the seed on stderr.", rich_help_panel=_OUTPUT)
@@ -73,6 +81,10 @@ KvOption = Annotated[
         help="Keys and values: bf16, as the model has them, or int8, in half the memory. Without it: the model's own.",
         rich_help_panel=_MODEL,
     ),
+]
+QuantizeOption = Annotated[
+    WeightFormat | None,
+    typer.Option("--quantize", help="Then make an INT8 model of it, MODEL-int8.", rich_help_panel=_QUANTIZE),
 ]
 SystemOption = Annotated[
     str | None,

@@ -74,8 +74,9 @@ def quantization(folder: Path) -> str | None:
         section = config.get("quantization_config")
         if not section:
             return None
-        weights = next(iter(section.get("config_groups", {}).values()), {}).get("weights", {})
+        groups: dict[str, Any] = section.get("config_groups", {})
+        weights: dict[str, Any] = next(iter(groups.values()))["weights"] if groups else {}
         bits, kind = weights.get("num_bits"), weights.get("type", "int")
         return f"{kind}{bits}" if bits else str(section.get("quant_method"))
-    except (ModelError, AttributeError, TypeError):
+    except (ModelError, AttributeError, TypeError, KeyError):
         return None

@@ -166,6 +166,8 @@ def _parts(model: ModelDefinition, files: WeightFiles, recipe: Recipe) -> Iterat
     """In the order in which they are written: the layers first, since calibration knows the head's inputs last."""
     for parameter in sorted(model.parameters, key=lambda parameter: ".layers." not in parameter.name):
         for spec in parameter.parts:
+            if spec.optional and spec.name not in files.names:
+                continue
             info = files.info(spec.name)
             is_matrix = len(info.shape) == 2
             int8 = recipe.of(spec.name.removesuffix(".weight"), info.shape[1]) if is_matrix else None

@@ -1,17 +1,13 @@
 """`tileinfer bench`: how fast a model runs here, and what share of the memory's speed that is."""
 
-import contextlib
-import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from tileinfer_cli import opening, render
-from tileinfer_cli.bench_table import print_ratios, print_report
+from tileinfer_cli import benching
 from tileinfer_cli.commandline import Cli
 from tileinfer_cli.options import JsonFlag, ModelFlags, QuietFlag
-from tileinfer_core.errors import UsageError
 
 NAME = "bench"
 SHORT = "speed of prefill and decoding"
@@ -48,7 +44,7 @@ def run(
 
     With --against, a second model by the same flags, and how many times as fast the first is.
     """
-    from tileinfer_core.bench import BenchOptions, run_bench
+    from tileinfer_core.bench import BenchOptions
     from tileinfer_core.sampling import SamplingParams
 
     base = BenchOptions(tokens=tokens, repetitions=repeat)
@@ -59,26 +55,5 @@ def run(
         repetitions=repeat,
         sampling=SamplingParams(temperature=0) if greedy else base.sampling,
     )
-    if against is not None and random_weights is not None:
-        raise UsageError("--against compares two models; --random-weights measures a shape")
-
-    def measure(flags: ModelFlags) -> dict[str, Any]:
-        name, loaded = opening.load_for_bench(cli, flags, random_weights, quiet=quiet)
-        with contextlib.closing(loaded.runner), render.Progress(cli.streams.err, quiet=quiet) as progress:
-            report = run_bench(loaded.runner, loaded.model, options, load_s=loaded.load_s, on_progress=progress)
-        return {"model": name, "backend_reason": loaded.backend.reason, **opening.plain(report)}
-
-    if against is not None:
-        opening.find_model(cli, opening.load_settings(), against)  # an unknown name is said before minutes of work
-    document = measure(where)
-    if against is not None:
-        document["against"] = measure(dataclasses.replace(where, model=against))
-    if as_json:
-        render.print_json(cli.streams.out, document)
-        return
-    print_report(cli.streams.out, document, options, markdown=markdown)
-    if against is not None:
-        cli.streams.out.write("\n")
-        print_report(cli.streams.out, document["against"], options, markdown=markdown)
-        cli.streams.out.write("\n")
-        print_ratios(cli.streams.out, document, markdown=markdown)
+    models = benching.Models(where, random_weights, against)
+    benching.run(cli, models, options, markdown=markdown, as_json=as_json, quiet=quiet)

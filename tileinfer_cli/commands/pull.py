@@ -1,14 +1,12 @@
 """`tileinfer pull`: fetches a model, and says first what it will fetch and whether it fits."""
 
-import enum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tileinfer_cli import opening, render
+from tileinfer_cli import opening, quantizing, render
 from tileinfer_cli.commandline import Cli
-from tileinfer_cli.commands import quantize as quantize_command
-from tileinfer_cli.options import JsonFlag, ModelArgument, QuantizeFlags, QuietFlag
+from tileinfer_cli.options import JsonFlag, ModelArgument, QuantizeFlags, QuantizeOption, QuietFlag
 
 if TYPE_CHECKING:
     from tileinfer_core.pull_plan import PullPlan
@@ -24,18 +22,12 @@ Examples:
 """
 
 
-class Quantized(enum.StrEnum):
-    int8 = "int8"
-
-
 def run(
     cli: Cli,
     model: ModelArgument,
     *,
     force: Annotated[bool, typer.Option("--force", help="Fetch every file again.")] = False,
-    quantize: Annotated[
-        Quantized | None, typer.Option("--quantize", help="Then make an INT8 model of it, MODEL-int8.")
-    ] = None,
+    quantize: QuantizeOption = None,
     how: QuantizeFlags,
     as_json: JsonFlag = False,
     quiet: QuietFlag = False,
@@ -49,7 +41,7 @@ def run(
 
     err = cli.streams.err
     settings = opening.load_settings()
-    quantize_command.check(how, wanted=quantize is not None)
+    quantizing.check(how, wanted=quantize is not None)
     store = opening.open_store(settings)
     with render.Progress(err, lasting=True, quiet=quiet) as progress:
         plan = plan_pull(store, model, force=force, on_progress=progress)
@@ -59,8 +51,8 @@ def run(
     with render.Progress(err, lasting=True, quiet=quiet) as progress:
         folder = execute_pull(plan, progress)
     if quantize is not None:
-        int8 = quantize_command.plan_of(settings, folder, None, how, kv=None, force=force)
-        quantize_command.make(cli, int8, how, settings.backend.value, as_json=as_json, quiet=quiet)
+        int8 = quantizing.plan_of(settings, folder, None, how, kv=None, force=force)
+        quantizing.make(cli, int8, how, settings.backend.value, as_json=as_json, quiet=quiet)
     elif as_json:
         document = {"model": folder.name, "path": str(folder.path), "revision": folder.revision}
         render.print_json(cli.streams.out, document | {"downloaded_bytes": plan.download_bytes})
