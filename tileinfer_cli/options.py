@@ -12,8 +12,9 @@ from typing import Annotated
 
 import typer
 
-_MODEL, _COMPILER, _PROMPT, _SAMPLING, _STOPPING, _THINKING, _OUTPUT = (
+_MODEL, _QUANTIZE, _COMPILER, _PROMPT, _SAMPLING, _STOPPING, _THINKING, _OUTPUT = (
     "Model",
+    "Quantization",
     "Compiler",
     "Prompt",
     "Sampling",
@@ -34,6 +35,10 @@ class KvFormat(enum.StrEnum):
     int8 = "int8"
 
 
+class WeightFormat(enum.StrEnum):
+    int8 = "int8"
+
+
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="Alias, ORG/NAME, folder or .gguf file.", show_default=False)
 ]
@@ -43,6 +48,10 @@ PromptArgument = Annotated[
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.", rich_help_panel=_OUTPUT)]
 QuietFlag = Annotated[
     bool, typer.Option("--quiet", "-q", help="Say nothing on stderr but warnings and errors.", rich_help_panel=_OUTPUT)
+]
+LogprobsFlag = Annotated[
+    bool,
+    typer.Option("--logprobs", help="With --json: each new token with its log-probability.", rich_help_panel=_OUTPUT),
 ]
 StatsFlag = Annotated[
     bool, typer.Option("--stats", help="Token counts, speeds and the seed on stderr.", rich_help_panel=_OUTPUT)
@@ -69,9 +78,13 @@ KvOption = Annotated[
     KvFormat | None,
     typer.Option(
         "--kv",
-        help="Keys and values: bf16, as the model has them, or int8, in half the memory. Without it: bf16.",
+        help="Keys and values: bf16, as the model has them, or int8, in half the memory. Without it: the model's own.",
         rich_help_panel=_MODEL,
     ),
+]
+QuantizeOption = Annotated[
+    WeightFormat | None,
+    typer.Option("--quantize", help="Then make an INT8 model of it, MODEL-int8.", rich_help_panel=_QUANTIZE),
 ]
 SystemOption = Annotated[
     str | None,
@@ -139,6 +152,38 @@ class ModelFlags(CompilerFlags):
     backend: BackendOption = None
     context: ContextOption = None
     kv: KvOption = None
+
+
+@dataclass(frozen=True)
+class QuantizeFlags:
+    group_size: Annotated[
+        int | None,
+        typer.Option(
+            "--group-size",
+            metavar="N",
+            help="One scale for N columns everywhere; 0: for a row everywhere. Without it: a row, and groups of 64 in "
+            "the layers that lose most.",
+            rich_help_panel=_QUANTIZE,
+        ),
+    ] = None
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            "--calibrate",
+            metavar="FILE",
+            help="A text like yours: rounding errors are made to cancel on it. Slower, and closer to the original.",
+            rich_help_panel=_QUANTIZE,
+        ),
+    ] = None
+    eval_tokens: Annotated[
+        int,
+        typer.Option(
+            "--eval-tokens",
+            metavar="N",
+            help="Tokens of the bundled text to measure the loss on; 0: don't.",
+            rich_help_panel=_QUANTIZE,
+        ),
+    ] = 2048
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 DEMO = "demo"
+INT8_SUFFIX = "-int8"  # of a model's name: what `quantize` made of it
 
 SHIPPED: Mapping[str, str] = MappingProxyType(
     {
@@ -22,6 +23,10 @@ SHIPPED: Mapping[str, str] = MappingProxyType(
         "qwen3:1.7b": "Qwen/Qwen3-1.7B",
         "qwen3:4b": "Qwen/Qwen3-4B",
         "qwen3:8b": "Qwen/Qwen3-8B",
+        "qwen3:14b": "Qwen/Qwen3-14B",
+        "qwen3:32b": "Qwen/Qwen3-32B",
+        "qwen2.5:7b": "Qwen/Qwen2.5-7B-Instruct",
+        "mistral:7b": "mistralai/Mistral-7B-Instruct-v0.3",
         "llama3.2:1b": "meta-llama/Llama-3.2-1B-Instruct",
         "llama3.2:3b": "meta-llama/Llama-3.2-3B-Instruct",
         "llama3.1:8b": "meta-llama/Llama-3.1-8B-Instruct",
@@ -40,10 +45,22 @@ def is_hub_id(name: str) -> bool:
     return bool(fits) and not name.endswith(_RESERVED)
 
 
+def is_stored_name(name: str) -> bool:
+    """Whether a model of TileInfer's own store could have this name."""
+    return name in (DEMO, DEMO + INT8_SUFFIX) or is_hub_id(name)
+
+
 def lookup(name: str, own: Mapping[str, str]) -> str | None:
-    """The model behind an alias; the user's own aliases come first. Case does not matter."""
+    """The model behind an alias; the user's own aliases come first. Case does not matter.
+
+    ALIAS-int8 is what `quantize` made of that alias's model, unless it is an alias itself or its model is a path.
+    """
     table = {**SHIPPED, **{alias.lower(): target for alias, target in own.items()}}
-    return table.get(name.lower())
+    name = name.lower()
+    plain = table.get(name.removesuffix(INT8_SUFFIX))
+    if name not in table and name.endswith(INT8_SUFFIX) and plain and is_stored_name(plain):
+        return plain + INT8_SUFFIX
+    return table.get(name)
 
 
 def aliases_of(model: str, own: Mapping[str, str]) -> tuple[str, ...]:

@@ -78,7 +78,7 @@ class Settings:
     model: Setting[str]
     backend: Setting[str]
     context: Setting[int | None]
-    kv: Setting[str]  # one of KV_FORMATS
+    kv: Setting[str | None]  # one of KV_FORMATS
     max_tokens: Setting[int | None]
     system: Setting[str | None]
     models_dir: Setting[Path]
@@ -167,8 +167,8 @@ def _merge(environ: Mapping[str, str], path: Path, table: dict[str, Any]) -> Set
     backend = pick("backend", "TILEINFER_BACKEND", "auto")
     if backend.value not in BACKENDS:
         raise UsageError(f"{backend.origin}: backend must be one of {', '.join(BACKENDS)}, found {backend.value!r}")
-    kv = pick("kv", None, "bf16")
-    if kv.value not in KV_FORMATS:
+    kv = pick("kv", None, None)
+    if kv.value not in (None, *KV_FORMATS):
         raise UsageError(f"{kv.origin}: kv must be one of {', '.join(KV_FORMATS)}, found {kv.value!r}")
     models_dir = _xdg(environ, "XDG_DATA_HOME", ".local/share") / "tileinfer"
     state_dir = _xdg(environ, "XDG_STATE_HOME", ".local/state") / "tileinfer"

@@ -22,6 +22,7 @@ from tests.reference.random_arrays import normal
 from tests.reference.tolerance import assert_close
 
 EPS = 1e-6
+ROWS = Int8Config(4, 256)  # for groups the rule takes digits, which are held to less than float32
 # rows, columns, columns of a scale: tiles of 512, of 64 (SmolLM2), of 256; rows and columns that no tile divides
 SHAPES = [
     (32, 1024, None),
@@ -51,7 +52,7 @@ def _weight(machine: Any, n: int, k: int, group: int | None, seed: int = 2) -> t
 def test_linear_int8(machine: Any, n: int, k: int, group: int | None, dtype: str) -> None:
     x, (w, scale, wide) = normal((1, k), dtype, seed=1), _weight(machine, n, k, group)
     y = machine.empty((1, n), "float32")
-    linear_int8(machine.launcher, machine.array(x), w, scale, y)
+    linear_int8(machine.launcher, machine.array(x), w, scale, y, config=None if group is None else ROWS)
     assert_close(machine.host(y), decode.product(x, wide))
 
 
@@ -63,7 +64,7 @@ def test_every_byte_and_a_sum_that_cancels(machine: Any, group: int | None) -> N
     scale = np.linspace(0.5, 2, 16 * (k // (group or k)), dtype=np.float32).reshape(16, -1)
     x = (normal((1, k), "float32", seed=1) * 0.01 + 3).astype(np.float16)
     y = machine.empty((1, 16), "float32")
-    linear_int8(machine.launcher, machine.array(x), machine.array(w), machine.array(scale), y)
+    linear_int8(machine.launcher, machine.array(x), machine.array(w), machine.array(scale), y, config=ROWS)
     assert_close(machine.host(y), decode.product(x, dequantised(w, scale)))
 
 
@@ -107,10 +108,11 @@ def test_linear_int8_residual(machine: Any, n: int, k: int, group: int | None, b
     stream, gain = normal((1, n), "float32", seed=3), normal((1, n), "float32", seed=4)
     bias = normal((1, n), "bfloat16", seed=5) if biased else None
     device_stream, normed = machine.array(stream), machine.empty((1, n), "bfloat16")
-    sums = machine.zeros((1, int8_square_slots(machine.arch, n, k, group)), "float32")
+    slots = int8_square_slots(machine.arch, n, k) if group is None else 16
+    sums = machine.zeros((1, slots), "float32")
     linear_int8_residual(
         machine.launcher, machine.array(x), w, scale, device_stream, machine.array(gain), normed, sums,
-        bias=None if bias is None else machine.array(bias),
+        bias=None if bias is None else machine.array(bias), config=None if group is None else ROWS,
     )  # fmt: skip
     want = stream + decode.product(x, wide, bias)
     assert_close(machine.host(device_stream), want)

@@ -53,8 +53,7 @@ def test_weights_are_the_oracles_bit_for_bit(tmp_path, name, layers, head):
 def test_small_pieces_give_the_same_weights(tmp_path, monkeypatch):
     model, files = define(write_int8_variant(tmp_path, UNTIED, layers=16, head=8))
     whole = load_arrays(model.parameters, files, silent)
-    monkeypatch.setattr(numpy_weights, "JOB", 300)
-    monkeypatch.setattr(numpy_weights, "BLOCK", 130)
+    monkeypatch.setattr(numpy_weights, "BLOCK", 300)
     pieces = load_arrays(model.parameters, files, silent)
     assert all(np.array_equal(whole[name], pieces[name]) for name in whole)
 

@@ -12,6 +12,8 @@ from tileinfer_core.errors import BackendUnavailableError, UsageError
 from tileinfer_core.settings import KV_FORMATS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tileinfer_core.backends.base import Runner
     from tileinfer_core.models.decoder import ModelDefinition
     from tileinfer_core.progress import OnProgress
@@ -56,6 +58,17 @@ def choose_backend(requested: str) -> BackendChoice:
     raise BackendUnavailableError(message, hint=f"{cure}; `tileinfer doctor` has more")
 
 
+@dataclass(frozen=True, slots=True)
+class RunnerLoad:
+    """A runner on its way. On the CPU its weights are being read already; on a GPU `finish` does all the work.
+
+    `finish` may raise OutOfMemoryError, BackendUnavailableError, ModelError. `cancel` returns at once.
+    """
+
+    finish: Callable[[OnProgress], Runner]
+    cancel: Callable[[], None]
+
+
 def load_runner(
     choice: BackendChoice,
     model: ModelDefinition,
@@ -68,30 +81,71 @@ def load_runner(
 ) -> Runner:
     """Load the weights on the backend chosen; `files` None fills them with noise, for timing a shape.
 
+    For the other arguments and errors see `start_loading`.
+    """
+    if files is None and choice.name == "cpu":
+        from tileinfer_core.backends.numpy_backend import NumpyRunner  # noqa: PLC0415
+
+        return NumpyRunner.with_noise(model, kv=kv)
+    loading = start_loading(choice, model, files, context=context, prefill_chunk=prefill_chunk, kv=kv)
+    return loading.finish(on_progress)
+
+
+def start_loading(
+    choice: BackendChoice,
+    model: ModelDefinition,
+    files: WeightFiles | None,
+    *,
+    context: int | None,
+    prefill_chunk: int | None,
+    kv: str,
+) -> RunnerLoad:
+    """Begin to load the weights on the backend chosen.
+
     `context` is what the user asked for: a backend that plans its memory refuses one that does not fit, and without it
     finds the longest that does. `prefill_chunk` None is the backend's own choice. `kv` "int8" keeps keys and values in
     INT8, "bf16" as the model has them.
 
     Raises:
         UsageError: `kv` is neither.
-        OutOfMemoryError, BackendUnavailableError, ModelError: what keeps it from running.
+        OutOfMemoryError, BackendUnavailableError: what keeps it from running.
     """
     if kv not in KV_FORMATS:
         raise UsageError(f"--kv must be one of {', '.join(KV_FORMATS)}, found {kv!r}")
     if choice.name == "cuda":
-        try:
-            from tileinfer_core.backends.cuda import load  # noqa: PLC0415 - a backend is imported when chosen
-            from tileinfer_core.backends.cuda.gpu import GpuDevice  # noqa: PLC0415
-        except ImportError as error:  # installed, but not for this driver or this Python
-            hint = "`tileinfer doctor` looks closer; --backend cpu runs without a GPU"
-            raise BackendUnavailableError(f"the CUDA backend can't be imported: {error}", hint=hint) from error
-        chunk = prefill_chunk or load.PREFILL_CHUNK
+        return _start_cuda(model, files, context, prefill_chunk, kv)
+    assert files is not None  # noqa: S101 - noise needs no loading
+    return _start_cpu(model, files, kv)
+
+
+def _start_cuda(
+    model: ModelDefinition, files: WeightFiles | None, context: int | None, prefill_chunk: int | None, kv: str
+) -> RunnerLoad:
+    try:
+        from tileinfer_core.backends.cuda import load  # noqa: PLC0415 - a backend is imported when chosen
+        from tileinfer_core.backends.cuda.gpu import GpuDevice  # noqa: PLC0415
+    except ImportError as error:  # installed, but not for this driver or this Python
+        hint = "`tileinfer doctor` looks closer; --backend cpu runs without a GPU"
+        raise BackendUnavailableError(f"the CUDA backend can't be imported: {error}", hint=hint) from error
+    chunk = prefill_chunk or load.PREFILL_CHUNK
+
+    def finish(on_progress: OnProgress) -> Runner:
         return load.load_runner(
             model, files, GpuDevice(), context=context, prefill_chunk=chunk, kv=kv, on_progress=on_progress
         )
-    from tileinfer_core.backends.numpy_backend import NumpyRunner  # noqa: PLC0415
 
-    del context, prefill_chunk  # memory for keys and values grows as it is used
-    if files is None:
-        return NumpyRunner.with_noise(model, kv=kv)
-    return NumpyRunner.load(model, files, on_progress, kv=kv)
+    return RunnerLoad(finish, cancel=lambda: None)
+
+
+def _start_cpu(model: ModelDefinition, files: WeightFiles, kv: str) -> RunnerLoad:
+    """Memory for keys and values grows as it is used: there is nothing to plan."""
+    from tileinfer_core.backends.numpy_weights import WeightLoad  # noqa: PLC0415
+
+    weights = WeightLoad(model.parameters, files)
+
+    def finish(on_progress: OnProgress) -> Runner:
+        from tileinfer_core.backends.numpy_backend import NumpyRunner  # noqa: PLC0415
+
+        return NumpyRunner(model, weights.finish(on_progress), kv=kv)
+
+    return RunnerLoad(finish, weights.cancel)

@@ -1,8 +1,9 @@
 """The parts that decoder models share, each driven by what the model declares.
 
-    parameters(structure, …)   the arrays of the model, with what is joined: q, k, v into one, gate and up into one
-    bind                       arrays by name -> typed weights
-    forward                    token ids -> hidden states, one layer after the other, in Backend's operations
+    base_structure       the pre-norm layer from a config's numbers, with what a model's file says of it
+    decoder_parameters   the arrays of the model, with what is joined: q, k, v into one, gate and up into one
+    bind                 arrays by name -> typed weights
+    forward              token ids -> hidden states, one layer after the other, in Backend's operations
 
 A model's file picks from these and writes its own where its layers differ. Names of stored tensors are Hugging Face's.
 """
@@ -10,10 +11,11 @@ A model's file picks from these and writes its own where its layers differ. Name
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from tileinfer_core.errors import UnsupportedModelError
 from tileinfer_core.models.structure import LayerStructure, Parameter, scale_name
+from tileinfer_core.models.xielu import xielu_parameter
 from tileinfer_core.weights import INT8_DTYPES, TensorSpec
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ JOINED: Mapping[str, tuple[str, ...]] = {
     "gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
     "down_proj": ("mlp.down_proj",),
 }
+UP_ALONE = ("mlp.up_proj",)  # a plain MLP's gate_up_proj
+NORMS = ("input_layernorm", "post_attention_layernorm")  # stored names of the norms before attention and MLP
 LM_HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -62,7 +66,8 @@ class ModelDefinition:
 class LayerWeights(Generic[T]):
     """One layer's arrays: qkv [(H + 2K)·d, D], o [D, H·d], gate_up [2F, D], down [D, F]; norms and biases 1-D.
 
-    Scales [rows, groups] belong to INT8 weights; None where a weight is not quantised, or was dequantised when loaded.
+    A plain MLP has its up product alone in gate_up [F, D]. xielu: [α_p, α_n, β, ε]. Scales [rows, groups] belong to
+    INT8 weights; None where a weight is not quantised, or was dequantised when loaded.
     """
 
     input_norm: T
@@ -77,6 +82,7 @@ class LayerWeights(Generic[T]):
     gate_up_bias: T | None
     down: T
     down_bias: T | None
+    xielu: T | None = None
     qkv_scale: T | None = None
     o_scale: T | None = None
     gate_up_scale: T | None = None
@@ -95,8 +101,16 @@ class DecoderWeights(Generic[T]):
     lm_head_scale: T | None = None
 
 
-def base_structure(config: ModelConfig, *, qk_norm: bool, mlp_bias: bool) -> LayerStructure:
-    """The pre-norm layer with a gated MLP, from a config's numbers."""
+def base_structure(
+    config: ModelConfig,
+    *,
+    qk_norm: bool = False,
+    qkv_bias: bool = False,
+    o_bias: bool = False,
+    mlp_bias: bool = False,
+    mlp: Literal["gated", "plain"] = "gated",
+) -> LayerStructure:
+    """The pre-norm layer, from a config's numbers."""
     return LayerStructure(
         hidden_size=config.hidden_size,
         num_attention_heads=config.num_attention_heads,
@@ -106,19 +120,22 @@ def base_structure(config: ModelConfig, *, qk_norm: bool, mlp_bias: bool) -> Lay
         rms_norm_eps=config.rms_norm_eps,
         rope=config.rope,
         qk_norm=qk_norm,
-        qkv_bias=config.attention_bias,
-        o_bias=config.attention_bias,
+        qkv_bias=qkv_bias,
+        o_bias=o_bias,
         mlp_bias=mlp_bias,
-        activation="silu",
+        activation=config.hidden_act,
+        mlp=mlp,
     )
 
 
-def decoder_parameters(config: ModelConfig, structure: LayerStructure, *, tied: bool) -> tuple[Parameter, ...]:
-    """The arrays in the order in which a forward pass first needs them."""
+def decoder_parameters(
+    config: ModelConfig, structure: LayerStructure, *, tied: bool, norms: tuple[str, str] = NORMS
+) -> tuple[Parameter, ...]:
+    """The arrays in the order in which a forward pass first needs them. `norms`: the layer norms' stored names."""
     whole = TensorSpec(EMBEDDING, (config.vocab_size, config.hidden_size))
     arrays = [*_matrix(EMBEDDING, (whole,), config.quantization)]
     for layer in range(config.num_hidden_layers):
-        arrays += _layer_parameters(structure, layer, config.quantization)
+        arrays += _layer_parameters(structure, layer, norms, config.quantization)
     arrays.append(_single("model.norm.weight", (config.hidden_size,)))
     if not tied:
         arrays += _matrix(LM_HEAD, (replace(whole, name=LM_HEAD),), config.quantization)
@@ -136,7 +153,7 @@ def _matrix(name: str, parts: tuple[TensorSpec, ...], quantization: Quantization
         raise UnsupportedModelError(
             f"{parts[0].name}: quantised in groups of {int8.group_size}, which do not divide its {columns} columns"
         )
-    yield Parameter(name, tuple(replace(part, dtypes=INT8_DTYPES) for part in parts), int8)
+    yield Parameter(name, tuple(replace(part, dtypes=INT8_DTYPES) for part in parts), int8=int8)
     scales = (TensorSpec(scale_name(part.name), (part.shape[0], int8.groups(columns))) for part in parts)
     yield Parameter(scale_name(name), tuple(scales))
 
@@ -156,15 +173,21 @@ def _single(name: str, shape: tuple[int, ...]) -> Parameter:
     return Parameter(name, (TensorSpec(name, shape),))
 
 
-def _layer_parameters(structure: LayerStructure, layer: int, quantization: Quantization | None) -> list[Parameter]:
+def _layer_parameters(
+    structure: LayerStructure, layer: int, norms: tuple[str, str], quantization: Quantization | None
+) -> list[Parameter]:
     s, prefix = structure, f"model.layers.{layer}."
     hidden, inner = s.hidden_size, s.intermediate_size
     rows = {"q_proj": s.q_size, "k_proj": s.kv_size, "v_proj": s.kv_size, "o_proj": hidden}
     rows |= {"gate_proj": inner, "up_proj": inner, "down_proj": hidden}
     columns = {"o_proj": s.q_size, "down_proj": inner}
     biased = {"qkv_proj": s.qkv_bias, "o_proj": s.o_bias, "gate_up_proj": s.mlp_bias, "down_proj": s.mlp_bias}
-    arrays = [_single(prefix + "input_layernorm.weight", (hidden,))]
-    for joined, stored in JOINED.items():
+    before_attention, before_mlp = (
+        Parameter(f"{prefix}{name}.weight", (TensorSpec(f"{prefix}{stored}.weight", (hidden,)),))
+        for name, stored in zip(NORMS, norms, strict=True)
+    )
+    arrays = [before_attention]
+    for joined, stored in _joined(structure).items():
         sizes = [(name, rows[name.rpartition(".")[2]], columns.get(name.rpartition(".")[2], hidden)) for name in stored]
         weights = tuple(TensorSpec(f"{prefix}{name}.weight", (n, k)) for name, n, k in sizes)
         arrays += _matrix(f"{prefix}{joined}.weight", weights, quantization)
@@ -173,43 +196,50 @@ def _layer_parameters(structure: LayerStructure, layer: int, quantization: Quant
             arrays.append(Parameter(f"{prefix}{joined}.bias", biases))
     if s.qk_norm:
         arrays += [_single(f"{prefix}self_attn.{name}_norm.weight", (s.head_dim,)) for name in "qk"]
-    arrays.append(_single(prefix + "post_attention_layernorm.weight", (hidden,)))
+    if s.activation == "xielu":
+        arrays.append(xielu_parameter(prefix + "xielu", prefix + "mlp.act_fn"))
+    arrays.append(before_mlp)
     return arrays
+
+
+def _joined(structure: LayerStructure) -> Mapping[str, tuple[str, ...]]:
+    return JOINED if structure.mlp == "gated" else {**JOINED, "gate_up_proj": UP_ALONE}
 
 
 def bind(model: ModelDefinition, arrays: Mapping[str, T]) -> DecoderWeights[T]:
     """Arrays by Parameter name -> typed weights."""
-    layers = []
-    for layer in range(model.config.num_hidden_layers):
-        prefix = f"model.layers.{layer}."
-        layers.append(
-            LayerWeights(
-                input_norm=arrays[prefix + "input_layernorm.weight"],
-                qkv=arrays[prefix + "qkv_proj.weight"],
-                qkv_bias=arrays.get(prefix + "qkv_proj.bias"),
-                q_norm=arrays.get(prefix + "self_attn.q_norm.weight"),
-                k_norm=arrays.get(prefix + "self_attn.k_norm.weight"),
-                o=arrays[prefix + "o_proj.weight"],
-                o_bias=arrays.get(prefix + "o_proj.bias"),
-                post_norm=arrays[prefix + "post_attention_layernorm.weight"],
-                gate_up=arrays[prefix + "gate_up_proj.weight"],
-                gate_up_bias=arrays.get(prefix + "gate_up_proj.bias"),
-                down=arrays[prefix + "down_proj.weight"],
-                down_bias=arrays.get(prefix + "down_proj.bias"),
-                qkv_scale=arrays.get(prefix + "qkv_proj.weight_scale"),
-                o_scale=arrays.get(prefix + "o_proj.weight_scale"),
-                gate_up_scale=arrays.get(prefix + "gate_up_proj.weight_scale"),
-                down_scale=arrays.get(prefix + "down_proj.weight_scale"),
-            )
-        )
     head = EMBEDDING if model.tied else LM_HEAD
     return DecoderWeights(
         embedding=arrays[EMBEDDING],
-        layers=tuple(layers),
+        layers=tuple(bind_layer(layer, arrays) for layer in range(model.config.num_hidden_layers)),
         norm=arrays["model.norm.weight"],
         lm_head=arrays[head],
         embedding_scale=arrays.get(scale_name(EMBEDDING)),
         lm_head_scale=arrays.get(scale_name(head)),
+    )
+
+
+def bind_layer(layer: int, arrays: Mapping[str, T]) -> LayerWeights[T]:
+    """The arrays of one layer by Parameter name -> typed weights."""
+    prefix = f"model.layers.{layer}."
+    return LayerWeights(
+        input_norm=arrays[prefix + "input_layernorm.weight"],
+        qkv=arrays[prefix + "qkv_proj.weight"],
+        qkv_bias=arrays.get(prefix + "qkv_proj.bias"),
+        q_norm=arrays.get(prefix + "self_attn.q_norm.weight"),
+        k_norm=arrays.get(prefix + "self_attn.k_norm.weight"),
+        o=arrays[prefix + "o_proj.weight"],
+        o_bias=arrays.get(prefix + "o_proj.bias"),
+        post_norm=arrays[prefix + "post_attention_layernorm.weight"],
+        gate_up=arrays[prefix + "gate_up_proj.weight"],
+        gate_up_bias=arrays.get(prefix + "gate_up_proj.bias"),
+        down=arrays[prefix + "down_proj.weight"],
+        down_bias=arrays.get(prefix + "down_proj.bias"),
+        xielu=arrays.get(prefix + "xielu"),
+        qkv_scale=arrays.get(prefix + "qkv_proj.weight_scale"),
+        o_scale=arrays.get(prefix + "o_proj.weight_scale"),
+        gate_up_scale=arrays.get(prefix + "gate_up_proj.weight_scale"),
+        down_scale=arrays.get(prefix + "down_proj.weight_scale"),
     )
 
 
@@ -242,7 +272,7 @@ class DecoderPass(Generic[T]):
         """One pre-norm layer on x [T, D], which is spent."""
         ops, eps = self.ops, self.structure.rms_norm_eps
         x = ops.add(x, self.attention(index, weights, ops.rms_norm(x, weights.input_norm, eps)))
-        return ops.add(x, self.gated_mlp(weights, ops.rms_norm(x, weights.post_norm, eps)))
+        return ops.add(x, self.mlp(weights, ops.rms_norm(x, weights.post_norm, eps)))
 
     def attention(self, index: int, weights: LayerWeights[T], x: T) -> T:
         """Self-attention of x [T, D] -> [T, D]; its keys and values are written to the cache."""
@@ -256,8 +286,11 @@ class DecoderPass(Generic[T]):
         out = ops.attention(ops.rope(q, start), self.cache, index)  # [T, H·d]
         return ops.linear(out, weights.o, weights.o_bias)
 
-    def gated_mlp(self, weights: LayerWeights[T], x: T) -> T:
-        """down(act(gate(x)) * up(x)): x [T, D] -> [T, D]."""
-        gate_up = self.ops.linear(x, weights.gate_up, weights.gate_up_bias)  # [T, 2F]
-        inner = self.ops.gated_activation(gate_up, self.structure.activation)
+    def mlp(self, weights: LayerWeights[T], x: T) -> T:
+        """down(act(gate(x)) * up(x)), or down(act(up(x))) without a gate: x [T, D] -> [T, D]."""
+        inner = self.ops.linear(x, weights.gate_up, weights.gate_up_bias)  # [T, 2F], plain [T, F]
+        if weights.xielu is None:
+            inner = self.ops.gated_activation(inner, self.structure.activation)
+        else:
+            inner = self.ops.xielu(inner, weights.xielu)
         return self.ops.linear(inner, weights.down, weights.down_bias)

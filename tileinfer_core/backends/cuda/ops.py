@@ -24,24 +24,27 @@ from kernels.dequantise import dequantise
 from kernels.digits import token_digits
 from kernels.embedding import embedding, embedding_decode
 from kernels.int8_scales import LOAD
-from kernels.linear import linear, linear_norm, linear_residual, linear_swiglu, square_slots
+from kernels.linear import linear, linear_norm, linear_residual, linear_swiglu, linear_xielu, square_slots
 from kernels.linear_int8 import (
     int8_square_slots,
     linear_int8,
     linear_int8_norm,
     linear_int8_residual,
     linear_int8_swiglu,
+    linear_int8_xielu,
 )
 from kernels.linear_prefill import (
     LinearPrefillConfig,
     linear_prefill,
     linear_prefill_residual,
     linear_prefill_swiglu,
+    linear_prefill_xielu,
 )
 from kernels.linear_prefill_digits import (
     linear_prefill_digits,
     linear_prefill_digits_residual,
     linear_prefill_digits_swiglu,
+    linear_prefill_digits_xielu,
 )
 from kernels.linear_prefill_int8 import linear_prefill_int8_residual
 from kernels.norm import rms_norm
@@ -153,6 +156,10 @@ class Ops:
         """y [T, F] half."""
         self._product("_swiglu", (linear_prefill_swiglu, linear_prefill_digits_swiglu), (x, w, bias), y, b)
 
+    def xielu_rows(self, x: Array, w: Weight, numbers: Array, y: Array, b: Buffers) -> None:
+        """y [T, F] half = xIELU(x · wᵀ) by a layer's [α_p, α_n, β, ε]."""
+        self._product("_xielu", (linear_prefill_xielu, linear_prefill_digits_xielu), (x, w, None), y, b, numbers[:2])
+
     def all_logits(self, x: Array, w: Weight, out: Array) -> None:
         """out [T, V] float32 += x · wᵀ, of few rows: INT8 weights become half precision inside the product."""
         values, scale = w
@@ -164,23 +171,24 @@ class Ops:
             linear_prefill_int8_residual(self._launcher, x, values, scale, out, config=config)
 
     def _product(
-        self, form: str, ops: tuple[Any, Any], inputs: tuple[Array, Weight, Array], y: Array, b: Buffers
+        self, form: str, ops: tuple[Any, Any], inputs: tuple[Array, Weight, Array], y: Array, b: Buffers, *more: Array
     ) -> None:
         """In half precision, with weights in groups widened first; or in digits, with one scale a row."""
         x, (values, scale), bias = inputs
+        into = (*more, y)
         if scale is not None and scale.shape[1] == 1:
             rows, k = x.shape
             digits, scales = b["rows_digits"][: 2 * rows * k].reshape(2 * rows, k), b["rows_digit_scales"][:rows]
             token_digits(self._launcher, x, digits, scales)
             config = self._product_config(f"linear_prefill_digits{form}", x, values)
-            ops[1](self._launcher, digits, scales, values, scale, y, config=config, bias=bias)
+            ops[1](self._launcher, digits, scales, values, scale, *into, config=config, bias=bias)
             return
         if scale is not None:
             wide = b["rows_weight"][: values.shape[0] * values.shape[1]].reshape(values.shape)
             dequantise(self._launcher, values, scale, wide)
             values = wide
         config = self._product_config(f"linear_prefill{form}", x, values)
-        ops[0](self._launcher, x, values, y, config=config, bias=bias)
+        ops[0](self._launcher, x, values, *into, config=config, bias=bias)
 
     def _product_config(self, family: str, x: Array, w: Array) -> LinearPrefillConfig:
         return self._configured(LinearPrefillConfig, family, tokens=x.shape[0], n=w.shape[0], k=x.shape[1])
@@ -224,16 +232,22 @@ class Ops:
     def swiglu_row(self, w: Weight, b: Buffers) -> None:
         self._normed((linear_swiglu, linear_int8_swiglu), w, b["o_sums"], b["act"], b)
 
+    def xielu_row(self, w: Weight, numbers: Array, b: Buffers) -> None:
+        """β and ε are the kernel's constants; the loader has checked them."""
+        self._normed((linear_xielu, linear_int8_xielu), w, b["o_sums"], b["act"], b, numbers[:2])
+
     def logits_row(self, w: Weight, b: Buffers) -> None:
         self._normed((linear_norm, linear_int8_norm), w, b["down_sums"], b["logits"], b)
 
-    def _normed(self, ops: tuple[Any, Any], w: Weight, sums: Array, y: Array, b: Buffers, **more: Any) -> None:
+    def _normed(
+        self, ops: tuple[Any, Any], w: Weight, sums: Array, y: Array, b: Buffers, *alphas: Array, **more: Any
+    ) -> None:
         values, scale = w
         eps = self._s.rms_norm_eps
         if scale is None:
-            ops[0](self._launcher, b["scaled"], sums, values, y, eps=eps, **more)
+            ops[0](self._launcher, b["scaled"], sums, values, *alphas, y, eps=eps, **more)
         else:
-            ops[1](self._launcher, b["scaled"], sums, values, scale, y, eps=eps, **more)
+            ops[1](self._launcher, b["scaled"], sums, values, scale, *alphas, y, eps=eps, **more)
 
     def o_row(self, w: Weight, bias: Array, gain: Array, b: Buffers) -> None:
         self._add("attention", "o_sums", w, (bias, gain), b)
