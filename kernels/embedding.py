@@ -150,7 +150,7 @@ def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
     row, gain = ArraySpec((1, model.hidden), dtype), ArraySpec((1, model.hidden), "float32")
     sums = ArraySpec((1, square_slots(launcher.arch, model.hidden, model.ffn)), "float32")
     bytes_table = ArraySpec((model.vocab, model.hidden), "int8")
-    forms = [(ArraySpec((model.vocab, model.hidden), dtype), None)]
+    forms: list[tuple[ArraySpec, ArraySpec | None]] = [(ArraySpec((model.vocab, model.hidden), dtype), None)]
     forms += [(bytes_table, ArraySpec((model.vocab, groups), "float32")) for groups in (1, model.hidden // 64)]
     for table, scale in forms:
         embedding(launcher, ArraySpec(512, "int32"), table, ArraySpec((512, model.hidden), "float32"), scale=scale)

@@ -79,7 +79,7 @@ def linear_int8_rule(n: int, k: int, group: int | None = None) -> Int8Config:
     1,422 µs with hints). `weights` counts the 32-bit registers of a thread that hold them.
     """
     if group is not None and k <= 4096 and k % 512 == 0:
-        return Int8Config(8, 64, 6 if k <= 2560 else 4, "digits")  # where scales of groups cost next to nothing
+        return Int8Config(8, 64, 4 if k <= 2560 else 3, "digits")  # where scales of groups cost next to nothing
     tile_k = next((t for t in (256, 128, 64) if k % t == 0), 256)
     rows = 16 if tile_k <= 128 else 8
     if k > 4096:

@@ -172,6 +172,8 @@ def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
     gain = ArraySpec((1, model.head_dim), "float32") if model.qk_norm else None
     cos, sin = (ArraySpec((4096, model.head_dim // 2), "float32") for _ in range(2))
     arrays = (ArraySpec((512, model.qkv_rows), dtype), gain, cos, sin, ArraySpec(1, "int32"), ArraySpec(64, "int32"))
-    heads = {"kv_heads": model.kv_heads, "head_dim": model.head_dim, "eps": model.eps}
     for scales in (None, scale_specs(model)):
-        kv_write(launcher, *arrays, *pool_specs(model, dtype if scales is None else "int8"), **heads, scales=scales)
+        kv_write(
+            launcher, *arrays, *pool_specs(model, dtype if scales is None else "int8"), kv_heads=model.kv_heads,
+            head_dim=model.head_dim, eps=model.eps, scales=scales,
+        )  # fmt: skip

@@ -226,30 +226,33 @@ def _launch(
     launcher(with_hints(kernel, **c.hints), (grid, 1, 1), args)
 
 
+Specs = tuple[ArraySpec, ArraySpec, ArraySpec, ArraySpec]  # digits, their scales, weights, their scales
+
+
 def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
     """A layer's products at the lengths where configurations change."""
     o_bias = ArraySpec(model.hidden, dtype) if model.o_bias else None
     qkv_bias = ArraySpec(model.qkv_rows, dtype) if model.qkv_bias else None
     for tokens in (64, 512, 2048):
 
-        def inputs(form: str, name: str, tokens: int = tokens) -> tuple[Any, ...]:
+        def inputs(form: str, name: str, tokens: int = tokens) -> tuple[Specs, LinearPrefillConfig]:
             n, k = model.products[name]
             found = LinearPrefillConfig(**table_config(form, launcher.arch, tokens=tokens, n=n, k=k))
             x, x_scale = ArraySpec((2 * tokens, k), "int8"), ArraySpec((tokens, 1), "float32")
-            return x, x_scale, ArraySpec((n, k), "int8"), ArraySpec((n, 1), "float32"), found
+            return (x, x_scale, ArraySpec((n, k), "int8"), ArraySpec((n, 1), "float32")), found
 
         stream = ArraySpec((tokens, model.hidden), "float32")
-        *given, config = inputs("linear_prefill_digits", "qkv")
+        given, config = inputs("linear_prefill_digits", "qkv")
         qkv = ArraySpec((tokens, model.qkv_rows), dtype)
         linear_prefill_digits(launcher, *given, qkv, config=config, bias=qkv_bias)
-        *given, config = inputs("linear_prefill_digits_residual", "o")
+        given, config = inputs("linear_prefill_digits_residual", "o")
         linear_prefill_digits_residual(launcher, *given, stream, config=config, bias=o_bias)
         if model.activation == "swiglu":
-            *given, config = inputs("linear_prefill_digits_swiglu", "up")
+            given, config = inputs("linear_prefill_digits_swiglu", "up")
             linear_prefill_digits_swiglu(launcher, *given, ArraySpec((tokens, model.ffn), dtype), config=config)
         else:
-            *given, config = inputs("linear_prefill_digits_xielu", "up")
+            given, config = inputs("linear_prefill_digits_xielu", "up")
             act = ArraySpec((tokens, model.ffn), dtype)
             linear_prefill_digits_xielu(launcher, *given, ArraySpec(2, "float32"), act, config=config)
-        *given, config = inputs("linear_prefill_digits_residual", "down")
+        given, config = inputs("linear_prefill_digits_residual", "down")
         linear_prefill_digits_residual(launcher, *given, stream, config=config)

@@ -239,6 +239,7 @@ def random_weights(model: ModelDefinition, arrays: Mapping[str, Array], device: 
 
 def _noise_as(noise: HostArray, kind: str) -> HostArray:
     """As wide as weights are: 0.02, or INT8_WIDTH steps of INT8."""
+    values: HostArray = noise * 0.02
     if kind == "int8":
-        return np.clip(np.rint(noise * INT8_WIDTH), -127, 127).astype(np.int8)
-    return (noise * 0.02).astype(_numpy_dtype(kind))
+        values = np.clip(np.rint(noise * INT8_WIDTH), -127, 127)
+    return values.astype(_numpy_dtype(kind))

@@ -269,8 +269,10 @@ class Ops:
         k, v, table, scales = pages
         q_norm, k_norm = map(as_row, norms)
         place = (b["cos"], b["sin"], k, v, table, b["length"], b["attention_floats"])
-        more = {"context": context, "eps": self._s.rms_norm_eps, "scales": scales}
-        attention_decode(self._launcher, b["qkv"], q_norm, k_norm, *place, b["attention"], **self._heads, **more)
+        attention_decode(
+            self._launcher, b["qkv"], q_norm, k_norm, *place, b["attention"], **self._heads, context=context,
+            eps=self._s.rms_norm_eps, scales=scales,
+        )  # fmt: skip
 
     def sample(self, b: Buffers) -> None:
         """An id from the logits by the settings on the device; greedy is temperature 0, in the same launches."""
