@@ -19,13 +19,13 @@ def clock(monkeypatch):
 
 
 def lines(clock, events):
-    file = io.StringIO()
+    file = io.TextIOWrapper(raw := io.BytesIO(), "utf-8")
     stream = TextStream(file, {}, name="stderr", required=False)
     with render.Progress(stream, lasting=True) as progress:
         for seconds, done in events:
             clock[0] = 100.0 + seconds
             progress(ProgressEvent("quantize", done, 400_000_000, "bytes"))
-    return file.getvalue().splitlines()
+    return raw.getvalue().decode().splitlines()
 
 
 def test_rate_and_time_left(clock):
