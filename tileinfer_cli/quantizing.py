@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tileinfer_cli import opening, render
 from tileinfer_cli.prompt import read_text
 from tileinfer_cli.receipt_table import print_receipt
-from tileinfer_core.errors import UsageError
+from tileinfer_core.errors import DiskError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,6 +44,8 @@ def plan_of(
     name, target = opening.open_store(settings).int8_target(source)
     if dest is not None:
         name, target = str(dest), dest.expanduser().absolute()
+        if not target.parent.is_dir():
+            raise DiskError(f"{target.parent}: no such folder")
     return plan_quantize(source, target, name, recipe, calibration=text, kv=kv, force=force)
 
 

@@ -220,8 +220,6 @@ def execute_quantize(plan: QuantizePlan, quality: QualityOptions | None, on_prog
     plan.check_room()
     if quality is not None:
         choose_backend(quality.backend)  # one that was asked for and is not there is said before the work
-    if not plan.target.parent.is_dir():
-        raise DiskError(f"{plan.target.parent}: no such folder")
     with exclusive(plan.target, plan.name):
         partial = fresh_folder(plan.target.with_name(plan.target.name + PARTIAL))
         try:
