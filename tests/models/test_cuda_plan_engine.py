@@ -387,6 +387,14 @@ def test_constants_of_xielu_that_the_kernels_lack_are_refused_by_name(tmp_path, 
     assert "--backend cpu" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("int8", "message"), [((8, None), "groups of 8"), ((None, 8), r"groups of 8 \(model.embed_tokens.weight\)")]
+)
+def test_int8_groups_the_kernels_do_not_take_are_refused_by_name(pair, int8, message):
+    with pytest.raises(UnsupportedModelError, match=message):
+        pair(int8=int8)
+
+
 def test_closing_gives_everything_back(pair):
     p = pair()
     cache = p.cuda.new_cache(64)
