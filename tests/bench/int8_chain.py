@@ -3,6 +3,7 @@
     python3 tests/bench/int8_chain.py Qwen3-0.6B Qwen3-4B      # without embedding and sampling: BF16, INT8, groups
     python3 tests/bench/int8_chain.py --scan Qwen3-4B           # each product's tiles in the whole chain
     python3 tests/bench/int8_chain.py --carveouts Qwen3-4B      # the step under several shared-memory carve-outs
+    python3 tests/bench/int8_chain.py --attention               # attention + merge, INT8 and BF16 keys and values
 
 Needs what decode_chain.py needs. Weights are random bytes, every layer has its own. "Roofline" is the weights' bytes
 over the copy ceiling.
@@ -16,6 +17,7 @@ import sys
 from typing import Any
 
 import cupy as cp
+import numpy as np
 
 from kernels.attention_decode import attention_config, attention_decode, workspace_floats
 from kernels.carveout import step_carveout
@@ -258,14 +260,52 @@ def carveouts(name: str) -> None:
         )
 
 
+def attention(ceiling: dict[str, float]) -> None:
+    """Attention and merge alone, 32 query and 8 key/value heads of 128."""
+    for context in (512, 1024, 2048, 4096, 8192, 32768):
+        for int8, item in ((False, 2 * 128), (True, 128 + 4)):
+            us = _attention_us(context, int8=int8)
+            share = 100 * 2 * context * 8 * item / us / 1e3 / ceiling["read"]
+            name = "INT8" if int8 else "BF16"
+            print(f"attention, {context:6d} positions, {name} {us:7.2f} us {share:5.1f} % of read ceiling", flush=True)
+            cp.get_default_memory_pool().free_all_blocks()
+
+
+def _attention_us(context: int, *, int8: bool) -> float:
+    """Over enough layers to leave the L2, four rounds."""
+    heads, kv, d, pages = 32, 8, 128, context // 64
+    layers = max(2, min(32, 200_000_000 // (4 * context * kv * d) + 1))
+    table = cp.asarray(np.random.default_rng(0).permutation(-(-pages // 16) * 16) % pages, dtype=cp.int32)
+    cos, sin = rope_tables(context, d)
+    length, gain = cp.asarray([context], dtype=cp.int32), cp.ones((1, d), dtype=BF16)
+    qkv, out = noise(1, (heads + 2 * kv) * d, scale=1), cp.zeros((1, heads * d), dtype=BF16)
+    make = random_bytes if int8 else noise
+    pools = [(make(pages * kv * 64, d), make(pages * kv * d, 64)) for _ in range(layers)]
+    scales = tuple(cp.full((pages * kv, 64), 0.03, dtype=cp.float32) for _ in range(2)) if int8 else None
+    form = attention_config(ARCH, kv, context, int8=int8)
+    space = cp.zeros(workspace_floats(form, heads, kv, d), dtype=cp.float32)
+
+    def step() -> None:
+        for k_pool, v_pool in pools * 4:
+            attention_decode(
+                LAUNCHER, qkv, gain, gain, cos, sin, k_pool, v_pool, table, length, space, out, kv_heads=kv, head_dim=d,
+                context=context, scales=scales,
+            )  # fmt: skip
+
+    return graph_us(step) / 4 / layers
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", choices=list(MODELS), help="names from kernels/shapes.py")
+    parser.add_argument("models", nargs="*", choices=[[], *MODELS], help="names from kernels/shapes.py")
     parser.add_argument("--scan", action="store_true")
     parser.add_argument("--carveouts", action="store_true")
+    parser.add_argument("--attention", action="store_true")
     args = parser.parse_args()
     ceiling = ceilings()
     print(f"{ARCH}: copy {ceiling['copy']:.0f} GB/s, read {ceiling['read']:.0f} GB/s", flush=True)
+    if args.attention:
+        attention(ceiling)
     for name in args.models:
         cp.get_default_memory_pool().free_all_blocks()
         if args.scan:
