@@ -141,15 +141,16 @@ def linear_int8_norm(
 
 
 def linear_int8_swiglu(
-    launcher: Launcher, normed: Any, square_sums: Any, w: Any, scale: Any, y: Any, *, eps: float,
+    launcher: Launcher, normed: Any, square_sums: Any, w: Any, scale: Any, y: Any, *, eps: float, bias: Any = None,
     config: Int8Config | None = None,
 ) -> None:  # fmt: skip
-    """y [1, N/2] = silu(gate)·up of RMSNorm(x) · (scale · w)ᵀ; row 2j of w is gate row j, row 2j+1 is up row j.
+    """y [1, N/2] = silu(gate)·up of RMSNorm(x) · (scale · w)ᵀ; row 2j of w is gate row j, row 2j+1 is up row j,
+    as of bias [1, N], which is added before.
 
     Raises:
         ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernel reads.
     """
-    _launch(launcher, "linear_int8_swiglu", normed, w, scale, square_sums, y, None, SWIGLU, eps, config)
+    _launch(launcher, "linear_int8_swiglu", normed, w, scale, square_sums, y, bias, SWIGLU, eps, config)
 
 
 def linear_int8_xielu(
@@ -252,40 +253,36 @@ def check_int8_product(op: str, x: Any, w: Any, scale: Any, bias: Any) -> tuple[
     return n, k, group
 
 
-GROUP = 128  # the catalogue's groups, where a row has several scales
+GROUP = 64  # columns of a scale in the down product and the head, as `tileinfer quantize` makes them
 
 
 def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
-    """The products of a step, with one scale a row; and in groups, where the columns come out even."""
-    for group in (None, GROUP):
-        _model_products(launcher, model, dtype, group)
+    """The products of a step with one scale a row; down product and head in groups too."""
 
-
-def _model_products(launcher: Launcher, model: ModelShape, dtype: str, group: int | None) -> None:
     def array(*shape: int, of: str = dtype) -> ArraySpec:
         return ArraySpec(shape, of)
 
-    if group is not None and any(k % group for _, k in model.products.values()):
-        return
-    arrays = {
-        name: (array(n, k, of="int8"), array(n, k // (group or k), of="float32"))
-        for name, (n, k) in model.products.items()
-    }
+    def weight(name: str, group: int | None = None) -> tuple[ArraySpec, ArraySpec]:
+        n, k = model.products[name]
+        return array(n, k, of="int8"), array(n, k // (group or k), of="float32")
+
+    def sums(name: str, group: int | None = None) -> ArraySpec:
+        return array(1, int8_square_slots(launcher.arch, *model.products[name], group), of="float32")
+
     stream, normed = array(1, model.hidden, of="float32"), array(1, model.hidden)
     gain, act = array(1, model.hidden, of="float32"), array(1, model.ffn)
-    o_sums, down_sums = (
-        array(1, int8_square_slots(launcher.arch, *model.products[name], group), of="float32") for name in ("o", "down")
-    )
     qkv_bias = array(1, model.qkv_rows) if model.qkv_bias else None
     o_bias = array(1, model.hidden) if model.o_bias else None
-    attended, logits = array(1, model.attention_width), array(1, model.vocab, of="float32")
-    qkv = array(1, model.qkv_rows)
-    linear_int8_norm(launcher, normed, down_sums, *arrays["qkv"], qkv, eps=model.eps, bias=qkv_bias)
-    linear_int8_residual(launcher, attended, *arrays["o"], stream, gain, normed, o_sums, bias=o_bias)
+    attended, qkv, o_sums = array(1, model.attention_width), array(1, model.qkv_rows), sums("o")
+    linear_int8_residual(launcher, attended, *weight("o"), stream, gain, normed, o_sums, bias=o_bias)
     if model.activation == "xielu":
-        linear_int8_xielu(launcher, normed, o_sums, *arrays["up"], array(2, of="float32"), act, eps=model.eps)
+        linear_int8_xielu(launcher, normed, o_sums, *weight("up"), array(2, of="float32"), act, eps=model.eps)
     else:
-        linear_int8_swiglu(launcher, normed, o_sums, *arrays["up"], act, eps=model.eps)
-    linear_int8_residual(launcher, act, *arrays["down"], stream, gain, normed, down_sums)
-    linear_int8_norm(launcher, normed, down_sums, *arrays["lm_head"], logits, eps=model.eps)
-    linear_int8(launcher, normed, *arrays["lm_head"], logits)  # after a prefill, whose last norm is a kernel of its own
+        linear_int8_swiglu(launcher, normed, o_sums, *weight("up"), act, eps=model.eps)
+    for group in (None, GROUP):
+        down_sums, head = sums("down", group), weight("lm_head", group)
+        logits = array(1, model.vocab, of="float32")
+        linear_int8_norm(launcher, normed, down_sums, *weight("qkv"), qkv, eps=model.eps, bias=qkv_bias)
+        linear_int8_residual(launcher, act, *weight("down", group), stream, gain, normed, down_sums)
+        linear_int8_norm(launcher, normed, down_sums, *head, logits, eps=model.eps)
+        linear_int8(launcher, normed, *head, logits)  # after a prefill, whose last norm is a kernel of its own

@@ -224,7 +224,7 @@ CALLS = [
     ),
     Call(
         linear_int8_swiglu,
-        {"normed": half(1, 64), "square_sums": floats(1, 8), **INT8, "y": half(1, 24)},
+        {"normed": half(1, 64), "square_sums": floats(1, 8), **INT8, "y": half(1, 24), "bias": half(1, 48)},
         {"eps": 1e-6},
     ),
     Call(

@@ -92,6 +92,15 @@ def test_linear_int8_swiglu(machine: Any, ffn: int, k: int, group: int | None) -
     assert_close(machine.host(y), decode.swiglu(decode.product(normed, wide) * inverse))
 
 
+def test_linear_int8_swiglu_with_bias(machine: Any) -> None:
+    normed, (w, scale, wide) = normal((1, 512), "bfloat16", seed=1), _weight(machine, 48, 512, None)
+    bias, y = normal((1, 48), "bfloat16", seed=3), machine.empty((1, 24), "bfloat16")
+    sums, b = _slots(machine, normed), machine.array(bias)
+    linear_int8_swiglu(machine.launcher, machine.array(normed), sums, w, scale, y, eps=EPS, bias=b)
+    inverse = 1 / np.sqrt((normed.astype(np.float64) ** 2).mean(1, keepdims=True) + EPS)
+    assert_close(machine.host(y), decode.swiglu(decode.product(normed, wide) * inverse + bias.astype(np.float64)))
+
+
 def test_linear_int8_xielu(machine: Any) -> None:
     normed, (w, scale, wide) = normal((1, 512), "bfloat16", seed=1), _weight(machine, 40, 512, None)
     alphas, y = np.array([0.8, 1.3], np.float32), machine.empty((1, 40), "bfloat16")
