@@ -39,6 +39,7 @@ MODELS = {
         "vocab_size": 307,
     },
     "qwen3-bias": {**VARIANTS["qwen3-untied"], **SMALL, "num_attention_heads": 2, "num_key_value_heads": 2},
+    "llama-biases": {**VARIANTS["llama-biases"], **SMALL, "num_attention_heads": 2},
     "qwen2": {**VARIANTS["qwen2-untied"], **SMALL, "num_attention_heads": 3},
     "apertus": {**VARIANTS["apertus-llama3"], **SMALL, "num_hidden_layers": 2},
     "apertus-bias": {**VARIANTS["apertus-biases"], **SMALL, "head_dim": 128, "num_attention_heads": 2},
@@ -113,6 +114,7 @@ def assert_greedy_follows(p, prompt, sampled):
         ("llama", "F16"),
         ("qwen3-bias", "F16"),
         ("llama-128", "BF16"),
+        ("llama-biases", "F16"),
         ("qwen2", "F16"),
         ("apertus", "BF16"),
         ("apertus-bias", "F16"),
@@ -131,6 +133,7 @@ def test_logits_equal_numpys(pair, name, dtype):
     [
         ("qwen3", "BF16", True),
         ("llama", "F16", False),
+        ("llama-biases", "F16", True),
         ("qwen2", "F16", True),
         ("apertus", "BF16", False),
         ("apertus-bias", "F16", True),
@@ -332,9 +335,7 @@ def test_memory_is_planned_before_anything_is_taken(pair, monkeypatch):
     assert caught.value.exit_code == 8
 
 
-@pytest.mark.parametrize(
-    "fields", [{"head_dim": 32}, {"mlp_bias": True}, {"num_attention_heads": 32, "num_key_value_heads": 2}]
-)
+@pytest.mark.parametrize("fields", [{"head_dim": 32}, {"num_attention_heads": 32, "num_key_value_heads": 2}])
 def test_shapes_the_kernels_do_not_take_are_refused_by_name(tmp_path, monkeypatch, fields):
     monkeypatch.setitem(MODELS, "odd", {**VARIANTS["llama-tied"], **SMALL, **fields})
     with pytest.raises(UnsupportedModelError, match="CUDA kernels") as caught:
