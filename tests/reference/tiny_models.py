@@ -26,6 +26,8 @@ _BASE: dict[str, Any] = {
 }
 _LLAMA = {**_BASE, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 _QWEN3 = {**_BASE, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "rms_norm_eps": 1e-6, "head_dim": 32}
+WINDOW = 134  # a prompt of 70 tokens and 64 more: the longest sequence through which every token sees every other
+_ASKED = {"use_sliding_window": True, "max_window_layers": 1}
 _QWEN2 = {**_BASE, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "rms_norm_eps": 1e-6}
 _MISTRAL = {**_BASE, "model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": None}
 _APERTUS = {**_BASE, "model_type": "apertus", "architectures": ["ApertusForCausalLM"], "hidden_act": "xielu"}
@@ -65,9 +67,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3-dynamic": {**_QWEN3, **_old("dynamic", 1e6, key="type", factor=2.0), "tie_word_embeddings": True},
     "qwen2-tied": {**_QWEN2, **_new("default", 1e6), "tie_word_embeddings": True, "sliding_window": 4096},
     "qwen2-untied": {**_QWEN2, "rope_theta": 1e6, "rope_scaling": None, "num_key_value_heads": 1},
-    "qwen2-yarn": {**_QWEN2, **_old("yarn", 1e6, key="type", **_YARN), "num_key_value_heads": 4},
+    "qwen2-yarn": {**_QWEN2, **_old("yarn", 1e6, key="type", **_YARN, attention_factor=0.8), "num_key_value_heads": 4},
+    "qwen2-window": {**_QWEN2, **_new("default", 1e4), **_ASKED, "sliding_window": WINDOW},
     "mistral": {**_MISTRAL, **_new("default", 1e6), "head_dim": 24},
-    "mistral-window": {**_MISTRAL, "rope_theta": 10000.0, "sliding_window": 256, "tie_word_embeddings": True},
+    "mistral-window": {**_MISTRAL, "rope_theta": 10000.0, "sliding_window": WINDOW, "tie_word_embeddings": True},
     "mistral-linear": {**_MISTRAL, **_old("linear", 1e4, factor=2.0), "num_key_value_heads": 4},
     "apertus-llama3": {**_APERTUS, **_old("llama3", 12e6, **_LLAMA3), "qk_norm": True, "post_norm": False},
     "apertus-tied": {**_APERTUS, **_new("default", 12e6), "tie_word_embeddings": True, "rms_norm_eps": 0.01},
