@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 from tests.checkpoints import load_runner, write_checkpoint, write_variant
 from tests.reference.tiny_models import VARIANTS, prompt, tensors
 from tileinfer_core.config import ModelConfig
-from tileinfer_core.errors import DamagedModelError, ModelError
+from tileinfer_core.engine import Engine
+from tileinfer_core.errors import DamagedModelError, ModelError, UnsupportedModelError
 from tileinfer_core.models import MODEL_TYPES
 from tileinfer_core.models.define import define_from_files, define_model
 from tileinfer_core.weights import WeightFiles
@@ -102,6 +105,16 @@ def test_quantised_storage_is_refused(tmp_path):
     write_checkpoint(tmp_path, VARIANTS[TIED], tensors(TIED), dtype="I8")
     with pytest.raises(ModelError, match="of another type"):
         define(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"), [({"model_type": "gemma2"}, "'gemma2'"), ({"final_logit_softcapping": 30.0}, "softcapping")]
+)
+def test_what_is_not_supported_is_refused_before_a_weight_is_looked_for(tmp_path, changes, named):
+    (tmp_path / "config.json").write_text(json.dumps({**VARIANTS[TIED], **changes}))
+    with pytest.raises(UnsupportedModelError, match=named) as caught:
+        Engine.load(tmp_path)
+    assert "supported" in caught.value.hint
 
 
 # What a model declares
