@@ -24,18 +24,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from cuda.tile._compile import (
-    _find_compiler_bin,
-    _get_compiler_version_string,
-    _tileiras_effective_opt_and_device_debug,
-    compile_cubin,
-    compile_tile,
-)
 from cutile_cache._cache import MetadataV1, cache_key, cache_lookup, cache_store
 from cutile_cache._env import get_cache_dir_from_env
 
 from kernels.cubin import Resources, resources
 from kernels.specs import ArraySpec, Recorded, RecordingLauncher
+from kernels.without_torch import without_torch
+
+with without_torch():
+    from cuda.tile._compile import (
+        _find_compiler_bin,
+        _get_compiler_version_string,
+        _tileiras_effective_opt_and_device_debug,
+        compile_cubin,
+        compile_tile,
+    )
 
 if TYPE_CHECKING:
     import threading
