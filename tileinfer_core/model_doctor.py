@@ -143,10 +143,13 @@ class _Doctor:
             return
         self.encoder = PromptEncoder.load(self.folder, self.config)
         tokenizer, rows = self.encoder.tokenizer, self.config.vocab_size
-        tokens = int(tokenizer.valid_ids_mask.sum())
-        beyond = _tokens_beyond(tokenizer, rows)
+        tokens, stored = int(tokenizer.valid_ids_mask.sum()), self.config.embedding_rows
+        beyond = _tokens_beyond(tokenizer, stored)
+        if media := len(tokenizer.ids_beyond(rows)) - len(beyond):
+            detail = f"{media:,} tokens beyond row {rows:,} can only be read (images, sound): TileInfer leaves them out"
+            yield Finding("tokenizer", "info", detail)
         if beyond:
-            detail = f"{len(beyond)} tokens have ids beyond the {rows:,} rows of the embedding: {_some(beyond)}"
+            detail = f"{len(beyond)} tokens have ids beyond the {stored:,} rows of the embedding: {_some(beyond)}"
             yield Finding("tokenizer", "problem", detail, self.pull or "take the tokenizer of this very model")
         else:
             spare = f", {rows - tokens:,} rows more than tokens, never sampled" if rows > tokens else ""

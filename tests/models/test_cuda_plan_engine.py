@@ -42,6 +42,7 @@ MODELS = {
     "llama-biases": {**VARIANTS["llama-biases"], **SMALL, "num_attention_heads": 2},
     "qwen2": {**VARIANTS["qwen2-untied"], **SMALL, "num_attention_heads": 3},
     "apertus": {**VARIANTS["apertus-llama3"], **SMALL, "num_hidden_layers": 2},
+    "apertus1p5": {**VARIANTS["apertus1p5-text"], **SMALL, "num_attention_heads": 2},
     "apertus-bias": {**VARIANTS["apertus-biases"], **SMALL, "head_dim": 128, "num_attention_heads": 2},
     "llama-128": {**VARIANTS["llama-yarn"], **SMALL, "head_dim": 128, "num_attention_heads": 8, "num_hidden_layers": 1},
 }
@@ -118,6 +119,7 @@ def assert_greedy_follows(p, prompt, sampled):
         ("qwen2", "F16"),
         ("apertus", "BF16"),
         ("apertus-bias", "F16"),
+        ("apertus1p5", "BF16"),
     ],
 )
 def test_logits_equal_numpys(pair, name, dtype):

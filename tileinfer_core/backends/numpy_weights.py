@@ -110,7 +110,7 @@ def _jobs(parameter: Parameter, files: WeightFiles, array: Float32Array) -> Iter
     start = 0
     for part in parameter.parts:
         info = files.info(part.name)
-        count = int(np.prod(info.shape))
+        count = int(np.prod(part.read_shape))
         for first in range(0, count, JOB):
             last = min(first + JOB, count)
             yield _Job(
