@@ -63,8 +63,8 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 class ModelConfig:
     """Fields have Hugging Face's names. `head_dim` is resolved; `unread`: fields that nothing reads.
 
-    `hidden_act` is LayerStructure's name of it. `sliding_window`: None where no layer has one. `vocab_size`: the ids that
-    the model can read and write; `embedding_rows`: of the stored embedding, which can have more for images and sound.
+    `hidden_act` is LayerStructure's name of it. `sliding_window`: None where no layer has one. `vocab_size`: the ids
+    that the model can read and write; `embedding_rows`: of the stored embedding, which can have more (images, sound).
     """
 
     model_type: str
