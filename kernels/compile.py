@@ -232,7 +232,7 @@ def compile_all(
     disassemble: Disassemble = "never",
     on_progress: Callable[[int, int, Compiled | CompileError], None] | None = None,
     cancelled: threading.Event | None = None,
-) -> Generator[Compiled | CompileError, None, None]:
+) -> Generator[Compiled | CompileError]:
     """Compile every distinct record for `arch`, `workers` compilers at a time, yielding results as they come.
 
     A kernel that fails is yielded as its CompileError, and the others go on. `on_progress(done, total, result)` is

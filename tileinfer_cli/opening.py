@@ -69,7 +69,7 @@ def _chosen(name: str, flags: CompilerFlags, settings: Settings) -> Setting[Any]
     return found if value is None else Setting(value, "--" + name.replace("_", "-"))
 
 
-def load_engine(cli: Cli, folder: ModelFolder, options: EngineOptions, *, quiet: bool) -> Engine:
+def load_engine(cli: Cli, folder: ModelFolder | Path, options: EngineOptions, *, quiet: bool) -> Engine:
     """Loads the model. Its warnings go to stderr."""
     from tileinfer_core.engine import Engine
 
@@ -168,6 +168,12 @@ def check_raw(words: PromptFlags, think: bool | None) -> None:
     for flag, present in given.items():
         if words.raw and present:
             raise UsageError(f"--raw skips the chat template, so {flag} would have no effect")
+
+
+def check_logprobs(*, as_json: bool, logprobs: bool) -> None:
+    """Refuses a flag that would have no effect."""
+    if logprobs and not as_json:
+        raise UsageError("--logprobs prints to the document of --json, so without it it would have no effect")
 
 
 def conversation(settings: Settings, words: PromptFlags, text: str) -> list[Message] | str:
