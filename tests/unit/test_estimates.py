@@ -41,5 +41,5 @@ def test_int8_is_a_byte_for_each_element_of_a_matrix_and_its_scales():
     matrices = [p.shape for p in model.parameters if len(p.shape) == 2]
     bytes_of = sum(map(math.prod, matrices))
     estimate = weight_bytes(model, "int8")
-    assert bytes_of < estimate < 1.01 * bytes_of
+    assert bytes_of < estimate < 1.02 * bytes_of
     assert total_bytes(model, "int8", 1000) == estimate + 1000 * kv_bytes_per_token(model, "bf16")
