@@ -1,7 +1,7 @@
 """How much memory a model takes, from its config alone: weights and keys and values, in 16 bits and in INT8.
 
-INT8 here is what `quantize` writes: every matrix one byte an element, with a 16-bit scale for each row, or for each GROUP
-columns in the down products, embedding and head. Norms and biases stay as they are.
+INT8 here is what `quantize` writes: every matrix one byte an element, with a 16-bit scale for each row, or for each
+GROUP columns in the down products, embedding and head. Norms and biases stay as they are.
 """
 
 from __future__ import annotations
