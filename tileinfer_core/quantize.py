@@ -171,7 +171,7 @@ def _parts(model: ModelDefinition, files: WeightFiles, recipe: Recipe) -> Iterat
             info = files.info(spec.name)
             is_matrix = len(info.shape) == 2
             int8 = recipe.of(spec.name.removesuffix(".weight"), info.shape[1]) if is_matrix else None
-            yield _Part(spec.name, info, parameter.name, int8, model.tied and spec.name == EMBEDDING)
+            yield _Part(spec.name, info, parameter.name, int8, model.tied and parameter.name == EMBEDDING)
 
 
 def _origin(source: ModelFolder, recipe: Recipe, calibration: str | None, kv: str | None) -> dict[str, Any]:
@@ -253,7 +253,7 @@ def _copy_small_files(plan: QuantizePlan, partial: Path) -> None:
     config.setdefault("dtype", config.get("torch_dtype", "bfloat16"))
     formats = {part.name.removesuffix(".weight"): part.int8 for part in plan.parts if part.int8}
     if plan.model.tied:
-        formats["lm_head"] = formats["model.embed_tokens"]
+        formats["lm_head"] = next(part.int8 for part in plan.parts if part.tied and part.int8)
     config["quantization_config"] = quantization_config(formats)
     config["tie_word_embeddings"] = plan.model.tied
     if plan.kv:

@@ -168,7 +168,7 @@ def _blocks(parameter: Parameter, files: WeightFiles, array: Float32Array) -> It
     start = 0
     for part in parameter.parts:
         info = files.info(part.name)
-        count = int(np.prod(info.shape))
+        count = int(np.prod(part.read_shape))
         columns = info.shape[-1] if info.shape else 1
         scales = read_scales(files, part.name) if parameter.int8 else None  # [rows, groups]
         step = BLOCK if scales is None else max(1, BLOCK // columns) * columns

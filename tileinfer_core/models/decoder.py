@@ -11,12 +11,13 @@ A model's file picks from these and writes its own where its layers differ. Name
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from tileinfer_core.errors import UnsupportedModelError
 from tileinfer_core.models.structure import LayerStructure, Parameter, scale_name
 from tileinfer_core.models.xielu import xielu_parameter
-from tileinfer_core.weights import INT8_DTYPES, TensorSpec
+from tileinfer_core.weights import FLOAT_DTYPES, INT8_DTYPES, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +38,7 @@ JOINED: Mapping[str, tuple[str, ...]] = {
 }
 UP_ALONE = ("mlp.up_proj",)  # a plain MLP's gate_up_proj
 NORMS = ("input_layernorm", "post_attention_layernorm")  # stored names of the norms before attention and MLP
+ROOT = "model."
 LM_HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -129,40 +131,62 @@ def base_structure(
 
 
 def decoder_parameters(
-    config: ModelConfig, structure: LayerStructure, *, tied: bool, norms: tuple[str, str] = NORMS
+    config: ModelConfig,
+    structure: LayerStructure,
+    *,
+    tied: bool,
+    norms: tuple[str, str] = NORMS,
+    stored_in: str = ROOT,
 ) -> tuple[Parameter, ...]:
-    """The arrays in the order in which a forward pass first needs them. `norms`: the layer norms' stored names."""
-    whole = TensorSpec(EMBEDDING, (config.vocab_size, config.hidden_size))
-    arrays = [*_matrix(EMBEDDING, (whole,), config.quantization)]
+    """The arrays in the order in which a forward pass first needs them.
+
+    `norms`: the layer norms' stored names. `stored_in`: what the files have in place of ROOT.
+    """
+    rows = config.vocab_size if config.vocab_size < config.embedding_rows else None
+    whole = TensorSpec(EMBEDDING, (config.embedding_rows, config.hidden_size), rows=rows)
+    arrays = [Parameter(EMBEDDING, (whole,))]
     for layer in range(config.num_hidden_layers):
-        arrays += _layer_parameters(structure, layer, norms, config.quantization)
+        arrays += _layer_parameters(structure, layer, norms)
     arrays.append(_single("model.norm.weight", (config.hidden_size,)))
     if not tied:
-        arrays += _matrix(LM_HEAD, (replace(whole, name=LM_HEAD),), config.quantization)
-    return tuple(arrays)
+        arrays.append(_single(LM_HEAD, (config.vocab_size, config.hidden_size)))
+    if stored_in != ROOT:
+        arrays = [_stored_in(stored_in, parameter) for parameter in arrays]
+    return tuple(chain.from_iterable(_as_quantised(parameter, config.quantization) for parameter in arrays))
 
 
-def _matrix(name: str, parts: tuple[TensorSpec, ...], quantization: Quantization | None) -> Iterator[Parameter]:
-    """The array of one product, followed by its scales where it is INT8."""
-    int8 = _format_of(parts, quantization)
+def _stored_in(root: str, parameter: Parameter) -> Parameter:
+    parts = (
+        replace(part, name=root + part.name.removeprefix(ROOT)) if part.name.startswith(ROOT) else part
+        for part in parameter.parts
+    )
+    return replace(parameter, parts=tuple(parts))
+
+
+def _as_quantised(parameter: Parameter, quantization: Quantization | None) -> Iterator[Parameter]:
+    """The parameter; one that is INT8 says so, and its scales follow."""
+    int8 = _format_of(parameter, quantization)
     if int8 is None:
-        yield Parameter(name, parts)
+        yield parameter
         return
-    columns = parts[0].shape[1]
+    parts, columns = parameter.parts, parameter.parts[0].shape[1]
     if int8.group_size is not None and columns % int8.group_size:
         raise UnsupportedModelError(
             f"{parts[0].name}: quantised in groups of {int8.group_size}, which do not divide its {columns} columns"
         )
-    yield Parameter(name, tuple(replace(part, dtypes=INT8_DTYPES) for part in parts), int8=int8)
-    scales = (TensorSpec(scale_name(part.name), (part.shape[0], int8.groups(columns))) for part in parts)
-    yield Parameter(scale_name(name), tuple(scales))
+    yield replace(parameter, parts=tuple(replace(part, dtypes=INT8_DTYPES) for part in parts), int8=int8)
+    groups = int8.groups(columns)
+    scales = (
+        replace(part, name=scale_name(part.name), shape=(part.shape[0], groups), dtypes=FLOAT_DTYPES) for part in parts
+    )
+    yield Parameter(scale_name(parameter.name), tuple(scales))
 
 
-def _format_of(parts: tuple[TensorSpec, ...], quantization: Quantization | None) -> Int8 | None:
+def _format_of(parameter: Parameter, quantization: Quantization | None) -> Int8 | None:
     """The format of the modules of one product, which must be one."""
-    if quantization is None:
+    if quantization is None or len(parameter.shape) != 2:
         return None
-    formats = {part.name: quantization.of(part.name.removesuffix(".weight")) for part in parts}
+    formats = {part.name: quantization.of(part.name.removesuffix(".weight")) for part in parameter.parts}
     if len(set(formats.values())) > 1:
         found = ", ".join(f"{name}: {int8 or 'not quantised'}" for name, int8 in formats.items())
         raise UnsupportedModelError(f"weights that are joined into one product are quantised differently: {found}")
@@ -173,9 +197,7 @@ def _single(name: str, shape: tuple[int, ...]) -> Parameter:
     return Parameter(name, (TensorSpec(name, shape),))
 
 
-def _layer_parameters(
-    structure: LayerStructure, layer: int, norms: tuple[str, str], quantization: Quantization | None
-) -> list[Parameter]:
+def _layer_parameters(structure: LayerStructure, layer: int, norms: tuple[str, str]) -> list[Parameter]:
     s, prefix = structure, f"model.layers.{layer}."
     hidden, inner = s.hidden_size, s.intermediate_size
     rows = {"q_proj": s.q_size, "k_proj": s.kv_size, "v_proj": s.kv_size, "o_proj": hidden}
@@ -190,7 +212,7 @@ def _layer_parameters(
     for joined, stored in _joined(structure).items():
         sizes = [(name, rows[name.rpartition(".")[2]], columns.get(name.rpartition(".")[2], hidden)) for name in stored]
         weights = tuple(TensorSpec(f"{prefix}{name}.weight", (n, k)) for name, n, k in sizes)
-        arrays += _matrix(f"{prefix}{joined}.weight", weights, quantization)
+        arrays.append(Parameter(f"{prefix}{joined}.weight", weights))
         if biased[joined]:
             biases = tuple(TensorSpec(f"{prefix}{name}.bias", (n,)) for name, n, _ in sizes)
             arrays.append(Parameter(f"{prefix}{joined}.bias", biases))

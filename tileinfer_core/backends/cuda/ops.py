@@ -229,8 +229,8 @@ class Ops:
     def qkv_row(self, w: Weight, bias: Array, b: Buffers) -> None:
         self._normed((linear_norm, linear_int8_norm), w, b["down_sums"], b["qkv"], b, bias=as_row(bias))
 
-    def swiglu_row(self, w: Weight, b: Buffers) -> None:
-        self._normed((linear_swiglu, linear_int8_swiglu), w, b["o_sums"], b["act"], b)
+    def swiglu_row(self, w: Weight, bias: Array, b: Buffers) -> None:
+        self._normed((linear_swiglu, linear_int8_swiglu), w, b["o_sums"], b["act"], b, bias=as_row(bias))
 
     def xielu_row(self, w: Weight, numbers: Array, b: Buffers) -> None:
         """β and ε are the kernel's constants; the loader has checked them."""
