@@ -69,6 +69,9 @@ def _print_int8(cli: Cli, document: dict[str, Any]) -> None:
     out = cli.streams.out
     render.print_heading(out, "\nINT8")
     pairs = [(name, ", ".join(modules)) for name, modules in document["int8"].items()]
+    quantization = document["config"]["quantization"]
+    if quantization and quantization["quantised_activations"]:
+        pairs.append(("activations", "8 bits for each token by config.json; computed more exactly here"))
     if document["receipt"]:
         pairs += receipt_pairs(document["receipt"])
     render.print_pairs(out, [(name, value, None) for name, value in pairs], indent="  ")
