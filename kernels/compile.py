@@ -24,20 +24,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from cuda.tile._compile import (
-    _find_compiler_bin,
-    _get_compiler_version_string,
-    _tileiras_effective_opt_and_device_debug,
-    compile_cubin,
-    compile_tile,
-)
 from cutile_cache._cache import MetadataV1, cache_key, cache_lookup, cache_store
 from cutile_cache._env import get_cache_dir_from_env
 
 from kernels.cubin import Resources, resources
 from kernels.specs import ArraySpec, Recorded, RecordingLauncher
+from kernels.without_torch import without_torch
+
+with without_torch():
+    from cuda.tile._compile import (
+        _find_compiler_bin,
+        _get_compiler_version_string,
+        _tileiras_effective_opt_and_device_debug,
+        compile_cubin,
+        compile_tile,
+    )
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 __all__ = ["ArraySpec", "CompileError", "Compiled", "Recorded", "RecordingLauncher", "compile_all", "compile_one"]
@@ -159,11 +163,25 @@ def _resources(job: _Job, cubin: bytes, disassemble: Disassemble) -> Resources:
     return found
 
 
+def _unless(cancelled: threading.Event | None, record: Recorded, arch: str) -> None:
+    """Raises CompileError once the work is cancelled: Python's exit waits for what a pool has begun."""
+    if cancelled is not None and cancelled.is_set():
+        raise CompileError(record.name, arch, "cancelled")
+
+
 def _compile(
-    record: Recorded, arch: str, folder: Path | None, *, timeout: float | None, disassemble: Disassemble
+    record: Recorded,
+    arch: str,
+    folder: Path | None,
+    *,
+    timeout: float | None,
+    disassemble: Disassemble,
+    cancelled: threading.Event | None = None,
 ) -> Compiled:
     start = time.perf_counter()
+    _unless(cancelled, record, arch)
     job = _job(record, arch)
+    _unless(cancelled, record, arch)
     cubin = None if folder is None else cache_lookup(str(folder), job.key)
     cached = cubin is not None
     try:
@@ -213,17 +231,19 @@ def compile_all(
     timeout: float | None = 300,
     disassemble: Disassemble = "never",
     on_progress: Callable[[int, int, Compiled | CompileError], None] | None = None,
+    cancelled: threading.Event | None = None,
 ) -> Iterator[Compiled | CompileError]:
     """Compile every distinct record for `arch`, `workers` compilers at a time, yielding results as they come.
 
     A kernel that fails is yielded as its CompileError, and the others go on. `on_progress(done, total, result)` is
-    called in the caller's thread.
+    called in the caller's thread. Once `cancelled` is set no compiler starts any more; those that run are not ended.
     """
     jobs = distinct(records)
     folder = cache_dir()
     with ThreadPoolExecutor(max_workers=workers) as pool:
         futures = [
-            pool.submit(_compile, record, arch, folder, timeout=timeout, disassemble=disassemble) for record in jobs
+            pool.submit(_compile, record, arch, folder, timeout=timeout, disassemble=disassemble, cancelled=cancelled)
+            for record in jobs
         ]
         try:
             for done, future in enumerate(as_completed(futures), 1):

@@ -17,12 +17,13 @@ from tileinfer_core.errors import OutOfMemoryError
 from tileinfer_core.kv_cache import KvCache
 from tileinfer_core.models.decoder import DecoderWeights, ModelDefinition, bind, forward, logits
 from tileinfer_core.models.rope import cos_sin, inverse_frequencies
+from tileinfer_core.models.xielu import AS_TRAINED
 from tileinfer_core.sampling import Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
-    from tileinfer_core.models.structure import LayerStructure
+    from tileinfer_core.models.structure import LayerStructure, Parameter
     from tileinfer_core.progress import OnProgress
     from tileinfer_core.rope_config import RopeConfig
     from tileinfer_core.sampling import Sampled, SamplingParams
@@ -119,6 +120,16 @@ class NumpyBackend:
         y *= gate_up[:, inner:]
         return cast("Float32Array", y)
 
+    def xielu(self, x: Float32Array, numbers: Float32Array) -> Float32Array:
+        positive, negative, beta, epsilon = numbers
+        y = np.expm1(np.minimum(x, epsilon))
+        y -= x
+        y *= negative
+        np.copyto(y, positive * x * x, where=x > 0)
+        x *= beta
+        y += x
+        return cast("Float32Array", y)
+
     def add(self, x: Float32Array, y: Float32Array) -> Float32Array:
         x += y
         return x
@@ -182,13 +193,15 @@ class NumpyRunner:
     def with_noise(cls, model: ModelDefinition, seed: int = 0) -> NumpyRunner:
         """Weights that mean nothing, for timing a shape: normal with a width of 0.02, norms at 1."""
         rng = np.random.default_rng(seed)
-        arrays = {
-            p.name: np.ones(p.shape, np.float32)
-            if len(p.shape) == 1
-            else rng.standard_normal(p.shape, np.float32) * np.float32(0.02)
-            for p in model.parameters
-        }
-        return cls(model, arrays)
+
+        def noise(parameter: Parameter) -> Float32Array:
+            if parameter.form == "xielu":
+                return np.array(AS_TRAINED, np.float32)
+            if len(parameter.shape) == 1:
+                return np.ones(parameter.shape, np.float32)
+            return rng.standard_normal(parameter.shape, np.float32) * np.float32(0.02)
+
+        return cls(model, {parameter.name: noise(parameter) for parameter in model.parameters})
 
     @classmethod
     def load(cls, model: ModelDefinition, files: WeightFiles, on_progress: OnProgress) -> NumpyRunner:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tileinfer_core.errors import DamagedModelError, ModelError, OutOfMemoryError
+from tileinfer_core.models.xielu import read_xielu
 from tileinfer_core.progress import ProgressEvent
 
 if TYPE_CHECKING:
@@ -70,7 +71,10 @@ class WeightLoad:
         for parameter, size in zip(parameters, sizes, strict=True):
             array = arena[start : start + int(np.prod(parameter.shape))].reshape(parameter.shape)
             self._arrays[parameter.name] = array
-            blocks += _blocks(parameter, files, array)
+            if parameter.form == "xielu":
+                array[:] = read_xielu(parameter, files)
+            else:
+                blocks += _blocks(parameter, files, array)
             start += size
         self._total = sum(block.bytes for block in blocks)
         self._blocks = iter(blocks)  # each thread takes the next one: `next` of a list's iterator is atomic
