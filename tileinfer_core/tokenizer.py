@@ -109,14 +109,14 @@ class Tokenizer:
         mask[[token_id for token_id in self._controls.alias_ids if token_id < self.vocab_size]] = False
         return mask
 
-    def prepare(self) -> None:
-        """Work that the first answer would have to wait for."""
-        _ = self.valid_ids_mask
-
     def ids_beyond(self, rows: int) -> list[int]:
         """Ids of tokens for which the embedding has no row."""
         ids = set(self._backend.get_vocab(with_added_tokens=True).values()) - self._controls.alias_ids.keys()
         return sorted(token_id for token_id in ids if token_id >= rows)
+
+    def prepare(self) -> None:
+        """Work that the first answer would have to wait for."""
+        _ = self.valid_ids_mask
 
     # Text to ids
 
