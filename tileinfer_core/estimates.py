@@ -13,6 +13,7 @@ from tileinfer_core.models.decoder import EMBEDDING, LM_HEAD
 
 if TYPE_CHECKING:
     from tileinfer_core.models.decoder import ModelDefinition
+    from tileinfer_core.models.structure import Parameter
 
 Weights = Literal["float32", "bf16", "int8"]
 GROUP = 64
@@ -22,7 +23,7 @@ def weight_bytes(model: ModelDefinition, weights: Weights) -> int:
     """All arrays, each once: a tied head is the embedding."""
     item = 4 if weights == "float32" else 2
     total = 0
-    for parameter in model.parameters:
+    for parameter in _numbers(model):
         elements = math.prod(parameter.shape)
         if weights != "int8" or len(parameter.shape) == 1:
             total += elements * item
@@ -35,7 +36,12 @@ def weight_bytes(model: ModelDefinition, weights: Weights) -> int:
 
 def weight_count(model: ModelDefinition) -> int:
     """Stored numbers: what a model's name calls its size."""
-    return sum(math.prod(parameter.shape) for parameter in model.parameters)
+    return sum(math.prod(parameter.shape) for parameter in _numbers(model))
+
+
+def _numbers(model: ModelDefinition) -> list[Parameter]:
+    """A quantised model's scales are no numbers of its own."""
+    return [parameter for parameter in model.parameters if not parameter.is_scale]
 
 
 def kv_bytes_per_token(model: ModelDefinition, weights: Weights) -> int:

@@ -216,8 +216,11 @@ class _Doctor:
         if self.config is None:
             return
         model = define_model(self.config, tied=self.config.tie_word_embeddings)
-        for weights, place in (("bf16", "GPU, BF16"), ("int8", "GPU, INT8 weights"), ("float32", "CPU, float32")):
-            yield Finding("memory", "info", memory_line(model, weights, place))  # type: ignore[arg-type]
+        kinds: dict[Weights, str] = {"bf16": "GPU, BF16", "int8": "GPU, INT8 weights", "float32": "CPU, float32"}
+        if self.config.quantization is not None:
+            del kinds["bf16"]
+        for weights, place in kinds.items():
+            yield Finding("memory", "info", memory_line(model, weights, place))
 
 
 def memory_line(model: ModelDefinition, weights: Weights, place: str) -> str:

@@ -13,6 +13,10 @@ from tests.reference import tiny_models
 from tests.reference.tiny_models import VARIANTS
 from tests.text_fixtures import with_template
 from tileinfer_core.model_doctor import diagnose_model
+from tileinfer_core.progress import silent
+from tileinfer_core.quantize import execute_quantize, plan_quantize
+from tileinfer_core.quantize_recipe import Recipe
+from tileinfer_core.store import ModelFolder
 
 CONFIG = {**VARIANTS["llama-tied"], "vocab_size": 512, "num_hidden_layers": 2, "eos_token_id": 2}
 GENERATION = {"eos_token_id": [2], "temperature": 0.7}
@@ -59,6 +63,18 @@ def test_an_apertus_model_with_thoughts(tmp_path):
     config = {**VARIANTS["apertus-tied"], "vocab_size": 512, "eos_token_id": 492}
     findings = diagnose_model(write(tmp_path, config, tokenizer="apertus", template="deliberation"))
     assert "thoughts stand in <|inner_prefix|>; --think and --no-think reach it" in the(findings, "chat template", "ok")
+
+
+def test_a_quantised_model(tmp_path):
+    folder = write(tmp_path / "whole", {**CONFIG, "hidden_size": 64, "intermediate_size": 128})
+    plan = plan_quantize(ModelFolder("whole", folder, "local", None), tmp_path / "int8", "int8", Recipe())
+    execute_quantize(plan, None, silent)
+    findings = diagnose_model(tmp_path / "int8")
+    assert worst(findings) == 1
+    assert "int8" in the(findings, "types", "ok")
+    assert [f.detail.split(":")[0] for f in findings if f.name == "memory"] == ["GPU, INT8 weights", "CPU, float32"]
+    whole = the(diagnose_model(folder), "weights", "ok")
+    assert the(findings, "weights", "ok").split(" numbers")[0] == whole.split(" numbers")[0]
 
 
 def change(**fields):
