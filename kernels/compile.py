@@ -8,14 +8,15 @@ Compiled code goes into cuda-tile's own cache (`CUDA_TILE_CACHE_DIR`, else ~/.ca
 finds it. cuda-tile keys an entry by the Tile IR bytecode, and the bytecode holds the source file's path and line
 numbers. So a launch skips the compiler only if all of these are the same: kernel source and its path, cuda-tile and
 tileiras versions, target, hints, and the signature (types, ranks, which lengths and strides are 1 or divisible by 16,
-constants). Compiling in one folder and running from another finds nothing.
+constants). It also goes into this project's store (cubin_store.py), whose key has the sources' contents in place of
+their path: the engine looks there first, so what `tileinfer kernels compile` made is found from any folder.
 
 Tile IR is made under cuda-tile's lock, some 20 to 150 ms a kernel; tileiras then runs in parallel.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
+import contextlib
 import os
 import tempfile
 import time
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from cuda.tile import TileCompilerTimeoutError
 from cuda.tile._compile import (
     _find_compiler_bin,
     _get_compiler_version_string,
@@ -32,15 +34,27 @@ from cuda.tile._compile import (
     compile_tile,
 )
 from cutile_cache._cache import MetadataV1, cache_key, cache_lookup, cache_store
-from cutile_cache._env import get_cache_dir_from_env
 
+from kernels.cache import UnreadableCacheError, cache_dir, compiler_version, size_limit, trim
 from kernels.cubin import Resources, resources
+from kernels.cubin_store import CubinStore
 from kernels.specs import ArraySpec, Recorded, RecordingLauncher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = ["ArraySpec", "CompileError", "Compiled", "Recorded", "RecordingLauncher", "compile_all", "compile_one"]
+__all__ = [
+    "ArraySpec",
+    "CompileError",
+    "CompileTimeoutError",
+    "Compiled",
+    "Recorded",
+    "RecordingLauncher",
+    "cache_dir",
+    "compile_all",
+    "compile_one",
+    "compiler_version",
+]
 
 TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 Disassemble = Literal["never", "needed", "always"]
@@ -58,6 +72,10 @@ class CompileError(Exception):
         self.message = message
         self.hint = hint
         self.record = record
+
+
+class CompileTimeoutError(CompileError):
+    """The compiler was ended because it ran longer than allowed."""
 
 
 @dataclass(frozen=True)
@@ -84,17 +102,6 @@ class Compiled:
     @property
     def hints(self) -> tuple[tuple[str, Any], ...]:
         return self.record.hints
-
-
-def compiler_version() -> str:
-    """cuda-tile's version and its compiler's: code compiled by others may differ."""
-    return f"{importlib.metadata.version('cuda-tile')} {_get_compiler_version_string()}"
-
-
-def cache_dir() -> Path | None:
-    """cuda-tile's own cache folder; None when its user has switched it off."""
-    found = get_cache_dir_from_env()
-    return None if found is None else Path(found)
 
 
 @dataclass(frozen=True)
@@ -136,6 +143,8 @@ def _explain(record: Recorded, arch: str, error: Exception) -> CompileError:
     """The compiler's message with the way out, where there is a known one."""
     text = str(error) or type(error).__name__
     hint = None
+    if isinstance(error, TileCompilerTimeoutError):
+        return CompileTimeoutError(record.name, arch, text, None, record)
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     if isinstance(error, FileNotFoundError) and "tileiras" in text:
         hint = "install the compiler: pip install 'cuda-tile[tileiras]'"
@@ -164,6 +173,7 @@ def _compile(
 ) -> Compiled:
     start = time.perf_counter()
     job = _job(record, arch)
+    store = CubinStore.beside_cache(arch)
     cubin = None if folder is None else cache_lookup(str(folder), job.key)
     cached = cubin is not None
     try:
@@ -172,10 +182,13 @@ def _compile(
             if folder is not None:
                 metadata = MetadataV1(
                     kernel_names=[job.symbol],
+                    compiler_version=(_get_compiler_version_string() or "").strip(),
                     compilation_timestamp=time.time(),
                     compilation_time_seconds=time.perf_counter() - start,
                 )
                 cache_store(str(folder), job.key, cubin, metadata.to_dict())
+        if store is not None:
+            store.keep(record.kernel, job.symbol, cubin)
         found = _resources(job, cubin, disassemble)
     except Exception as error:
         raise _explain(record, arch, error) from error
@@ -236,3 +249,11 @@ def compile_all(
                 yield result
         finally:
             pool.shutdown(cancel_futures=True)
+            if folder is not None:
+                _hold_size_limit(folder)
+
+
+def _hold_size_limit(folder: Path) -> None:
+    """Entries used longest ago make room. A cache that can't be trimmed is no reason to stop."""
+    with contextlib.suppress(OSError, UnreadableCacheError):
+        trim(folder, size_limit())

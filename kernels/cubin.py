@@ -93,6 +93,18 @@ def _attributes(data: bytes) -> Iterator[tuple[int, tuple[int, ...]]]:
             yield attribute, (value,)
 
 
+def target(cubin: bytes) -> str:
+    """The architecture in the ELF header's flags, "sm_90". The first 64 bytes are enough.
+
+    Raises:
+        ValueError: not an ELF file.
+    """
+    if cubin[:4] != b"\x7fELF" or len(cubin) < 0x34:
+        raise ValueError(f"a cubin starts with an ELF header, this file with {cubin[:4]!r}")
+    (flags,) = struct.unpack_from("<I", cubin, 0x30)
+    return f"sm_{flags >> 8 & 0xFF}"  # as CUDA 13's tools write it
+
+
 def resources(cubin: bytes, *, disassemble: bool = True) -> Resources:
     """Read one kernel's cubin. nvdisasm takes a quarter of a second: `disassemble=False` leaves the instructions None.
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tileinfer_cli.terminal import Streams
     from tileinfer_core.backends.select import BackendChoice
     from tileinfer_core.bench import Loaded
+    from tileinfer_core.compiler_settings import CompilerSettings
     from tileinfer_core.engine import Engine, EngineOptions, Request
     from tileinfer_core.generation_config import GenerationConfig
     from tileinfer_core.messages import Message
@@ -54,19 +55,20 @@ def engine_options(flags: ModelFlags, settings: Settings) -> EngineOptions:
     )
 
 
-def set_compiler(flags: CompilerFlags, settings: Settings) -> None:
+def set_compiler(flags: CompilerFlags, settings: Settings) -> CompilerSettings:
     """Time limit and cache of the kernels' compiler, in the environment that it reads when it is imported."""
-    from tileinfer_core.compiler_settings import configure_compiler
+    from tileinfer_core.compiler_settings import NAMES, configure_compiler
 
-    wanted = ("compiler_timeout", "kernel_cache", "kernel_cache_size")
-    configure_compiler(os.environ, {name: _chosen(name, flags, settings) for name in wanted})
+    return configure_compiler(os.environ, {name: _chosen(name, flags, settings) for name in NAMES})
 
 
 def _chosen(name: str, flags: CompilerFlags, settings: Settings) -> Setting[Any]:
     """The flag, else the setting of the same name."""
     value = getattr(flags, name)
     found: Setting[Any] = getattr(settings, name)
-    return found if value is None else Setting(value, "--" + name.replace("_", "-"))
+    if value is None:
+        return found
+    return Setting(value, ("--no-" if value is False else "--") + name.replace("_", "-"))
 
 
 def load_engine(cli: Cli, folder: ModelFolder, options: EngineOptions, *, quiet: bool) -> Engine:

@@ -157,6 +157,51 @@ def test_a_model_by_any_of_its_names(name: str, tileinfer) -> None:
     }
 
 
+def test_the_cache_is_listed_limited_and_cleared(tileinfer, tiny: Path, tmp_path: Path) -> None:
+    where = ("--cache-dir", tmp_path / "kernels")
+    done = tileinfer("kernels", "compile", "--arch", "sm_80", "--model", tiny, "-q", *where, timeout=200)
+    assert done.code == 0, done.err
+    document = json.loads(tileinfer("kernels", "cache", "--json", *where).out)
+    assert document["location"] == str(tmp_path / "kernels")
+    assert document["settings"]["cache_dir"]["origin"] == "--cache-dir"
+    assert document["settings"]["cache_size_bytes"] == {"value": 2**31, "origin": "default"}
+    entries = document["entries"]
+    assert {entry["target"] for entry in entries} == {"sm_80"}
+    assert {entry["store"] for entry in entries} == {"cuda-tile", "tileinfer"}
+    assert all(entry["compiler"].startswith("tileiras 13.") for entry in entries)
+    assert "rms_norm_kernel" in {entry["kernel"] for entry in entries}
+    assert document["size_bytes"] == sum(entry["size"] for entry in entries) > 2**20
+
+    small = {"TILEINFER_CACHE_SIZE_BYTES": str(2**20)}
+    trimmed = tileinfer("kernels", "cache", "--trim", *where, **small)
+    assert trimmed.code == 0
+    assert trimmed.err.startswith("removed ")
+    heading, *settings = trimmed.out.splitlines()[:5]
+    assert heading.endswith("of 1.0 MB")
+    assert [line.split() for line in settings][3] == ["cache_size_bytes", "1048576", "TILEINFER_CACHE_SIZE_BYTES"]
+    assert sum(e["size"] for e in json.loads(tileinfer("kernels", "cache", "--json", *where).out)["entries"]) <= 2**20
+    cleared = tileinfer("kernels", "cache", "--clear", "--json", *where)
+    assert json.loads(cleared.out)["entries"] == []
+
+
+def test_no_cache_at_all(tileinfer, tmp_path: Path) -> None:
+    result = tileinfer("kernels", "cache", "--no-disk-cache", "--cache-dir", tmp_path / "none")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.splitlines()[0].endswith("none: 0 compiled kernels, 0 B of 2.1 GB")
+    assert result.out.splitlines()[2].split() == ["disk_cache", "off", "--no-disk-cache"]
+    refused = tileinfer("kernels", "cache", "--clear", "--trim")
+    assert refused.code == 2
+
+
+def test_a_kernel_that_takes_too_long(tileinfer, tiny: Path, tmp_path: Path) -> None:
+    limit = {"TILEINFER_COMPILER_TIMEOUT_SECONDS": "0.001", "TILEINFER_CACHE_DIR": str(tmp_path / "empty")}
+    result = tileinfer("kernels", "compile", "--arch", "sm_80", "--model", tiny, "-q", **limit)
+    assert result.code == 8
+    message, hint = result.err.splitlines()
+    assert message.startswith("error: the compiler took longer than 0.001 s over ")
+    assert hint == "  --compiler-timeout-seconds gives it more time"
+
+
 def _has_gpu() -> bool:
     from tileinfer_core.kernel_tools import this_gpu
 

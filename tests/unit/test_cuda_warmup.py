@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from kernels.compile import CompileError
+from kernels.cubin_store import CubinStore
 from kernels.specs import ArraySpec, RecordingLauncher
 from tests.checkpoints import write_checkpoint
 from tests.reference import tiny_models
 from tileinfer_core.backends.cuda import load, warmup
-from tileinfer_core.backends.cuda.cubins import CubinStore
 from tileinfer_core.backends.cuda.interpreted import InterpretedDevice
 from tileinfer_core.backends.cuda.warmup import KernelWarmup
 from tileinfer_core.config import ModelConfig
@@ -58,7 +58,7 @@ def warm(runner, monkeypatch, tmp_path):
 
     def make(compile_all):
         monkeypatch.setattr(warmup, "compile_all", compile_all)
-        monkeypatch.setattr("tileinfer_core.backends.cuda.cubins.cache_dir", lambda: tmp_path / "cache")
+        monkeypatch.setattr("kernels.cache.cache_dir", lambda: tmp_path / "cache")
         made = KernelWarmup(
             runner.plans, runner.bucket_ends, runner.device, runner.buffers["length"], runner.prefill_chunk
         )

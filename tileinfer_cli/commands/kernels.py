@@ -15,11 +15,11 @@ Examples:
 
 def group() -> typer.Typer:
     """A new application with the commands."""
-    from tileinfer_cli.commands import kernels_compile, kernels_list
+    from tileinfer_cli.commands import kernels_cache, kernels_compile, kernels_list
 
     app = typer.Typer(cls=SectionedGroup, short_help=SHORT, epilog=EXAMPLES)
     app.callback()(run)
-    for module in (kernels_list, kernels_compile):
+    for module in (kernels_list, kernels_compile, kernels_cache):
         app.command(
             module.NAME,
             cls=SectionedCommand,

@@ -1,9 +1,9 @@
 """All kernels of a model compiled in parallel before the first token, and loaded onto the device.
 
 A model's plans name every kernel with the arrays it will get, so what is compiled is what will be launched. Results go
-to disk (cubins.py): on the next run nothing is compiled again. Then each kernel is launched once, on one layer and the
-scratch page, because the driver loads a kernel at its first launch. Both happen in a thread while the weights are read:
-tileiras runs in processes of its own, and reading files holds no lock of Python's.
+to disk (kernels/cubin_store.py): on the next run nothing is compiled again. Then each kernel is launched once, on one
+layer and the scratch page, because the driver loads a kernel at its first launch. Both happen in a thread while the
+weights are read: tileiras runs in processes of its own, and reading files holds no lock of Python's.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kernels.compile import CompileError, compile_all, distinct
+from kernels.compile import CompileError, CompileTimeoutError, compile_all, distinct
+from kernels.cubin_store import CubinStore
 from tileinfer_core.backends.cuda.buffers import ROW_STEP
-from tileinfer_core.backends.cuda.cubins import CubinStore
-from tileinfer_core.errors import BackendError
+from tileinfer_core.compiler_settings import MORE_TIME, compiler_timeout, timeout_text
+from tileinfer_core.errors import BackendError, CompilerTimeoutError
 from tileinfer_core.progress import ProgressEvent
 
 if TYPE_CHECKING:
@@ -116,8 +117,12 @@ class KernelWarmup:
         for result in compile_all(
             records, self._device.arch, workers=workers, timeout=timeout, on_progress=self._count, disassemble="never"
         ):
+            if isinstance(result, CompileTimeoutError):
+                raise CompilerTimeoutError(
+                    timeout_text(result.kernel, result.arch, timeout), hint=MORE_TIME
+                ) from result
             if isinstance(result, CompileError):
-                hint = result.hint or "`tileinfer doctor` looks at the compiler; --compiler-timeout gives it more time"
+                hint = result.hint or "`tileinfer doctor` looks at the compiler"
                 raise BackendError(f"the kernel {result}", hint=hint) from result
             if not result.cached:
                 self._seconds = time.perf_counter() - start
@@ -146,8 +151,3 @@ def stop_compilers() -> None:
             for pid in map(int, children.read_text(encoding="ascii").split()):
                 if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").startswith(COMPILER):
                     os.kill(pid, signal.SIGTERM)
-
-
-def compiler_timeout() -> float:
-    """Seconds for one kernel. cuda-tile's own variable, so that launches outside the warm-up keep it too."""
-    return float(os.environ.get("CUDA_TILE_COMPILER_TIMEOUT_SEC") or 300)

@@ -1,9 +1,10 @@
 """Compiled kernels by what they are made of, so that a later process loads them without building Tile IR again.
 
 cuda-tile's own cache is keyed by the Tile IR of a kernel, which takes it about 0.1 s a kernel to make, in Python,
-before it can look. A model needs some 25 kernels, and its first token would wait 3 s for them. Here the key is the
-kernel's name, hints, signature, sources and the compiler's version. What is not found goes the ordinary way and is
-kept.
+before it can look, and which names the source's folder. A model needs some 25 kernels, and its first token would wait
+3 s for them. Here the key is the kernel's name, hints, signature, sources and the compiler's version, so what was
+compiled in one folder, or on a machine without the GPU, is found from another. What is not found goes the ordinary way
+and is kept.
 
 Rests on two private names of cuda-tile 1.7: a kernel compiles through its method `_compile`, and the mangled symbol of
 a signature tells signatures apart. Without the method, `install` does nothing.
@@ -14,32 +15,38 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernels.compile import cache_dir, compiler_version
+from kernels import cache
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from kernels.specs import Recorded
 
-SUFFIX = ".cubin"
+_FORMAT = "2"  # a line of JSON that says what it is, then the cubin
 
 
 class CubinStore:
-    """Files of one folder: a line with the symbol, then the cubin."""
+    """Files of one folder: a line of JSON (symbol, arch, compiler), then the cubin.
 
-    def __init__(self, folder: Path, arch: str) -> None:
+    `on_compile(symbol)` is called when an installed kernel was not here and had to be compiled.
+    """
+
+    def __init__(self, folder: Path, arch: str, on_compile: Callable[[str], None] | None = None) -> None:
         self._folder = folder
-        self._base = f"{arch} {compiler_version()}"
+        self._arch = arch
+        self._base = f"{_FORMAT} {arch} {cache.compiler_version()}"
+        self._on_compile = on_compile
 
     @classmethod
     def beside_cache(cls, arch: str) -> CubinStore | None:
         """In cuda-tile's cache folder; None when its user has switched the cache off."""
-        folder = cache_dir()
-        return None if folder is None else cls(folder / "tileinfer", arch)
+        folder = cache.cache_dir()
+        return None if folder is None else cls(folder / cache.OWN_FOLDER, arch)
 
     def holds(self, records: Iterable[Recorded]) -> bool:
         """Whether all of these kernels are there."""
@@ -50,7 +57,26 @@ class CubinStore:
         function = kernel._pyfunc  # noqa: SLF001
         options = sorted(vars(kernel._compiler_options).items())  # noqa: SLF001
         what = [self._base, function.__module__, function.__qualname__, repr(options), symbol, _sources(function)]
-        return self._folder / (hashlib.sha256("\n".join(what).encode()).hexdigest()[:40] + SUFFIX)
+        return self._folder / (hashlib.sha256("\n".join(what).encode()).hexdigest()[:40] + cache.SUFFIX)
+
+    def keep(self, kernel: Any, symbol: str, cubin: bytes) -> None:
+        """Put a compiled kernel here, where it is not yet."""
+        path = self.path(kernel, symbol)
+        if path.exists():
+            cache.touch(path)
+            return
+        about = {"symbol": symbol, "arch": self._arch, "compiler": cache.short_version(cache.compiler_version())}
+        _write(path, json.dumps(about).encode() + b"\n" + cubin)
+
+    def find(self, kernel: Any, symbol: str) -> tuple[bytes, str] | None:
+        """The cubin and its symbol; None where it is not here, or damaged."""
+        path = self.path(kernel, symbol)
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            head, _, cubin = path.read_bytes().partition(b"\n")
+            found = cubin, str(json.loads(head)["symbol"])
+            cache.touch(path)
+            return found
+        return None
 
     def install(self, kernel: Any) -> None:
         """Let `kernel` look here before it compiles."""
@@ -59,14 +85,15 @@ class CubinStore:
 
     def _compile(self, kernel: Any, signature: Any, *args: Any) -> Any:
         symbol = signature.with_mangled_symbol(kernel._pyfunc.__name__).symbol  # noqa: SLF001
-        path = self.path(kernel, symbol)
-        with contextlib.suppress(OSError, ValueError):
-            name, _, cubin = path.read_bytes().partition(b"\n")
-            return cubin, name.decode("ascii"), None, ()
+        found = self.find(kernel, symbol)
+        if found is not None:
+            return *found, None, ()
         result = type(kernel)._compile(kernel, signature, *args)  # noqa: SLF001
         cubin, name, host, providers = result
+        if self._on_compile is not None:
+            self._on_compile(name)
         if host is None and not providers:
-            _write(path, name.encode("ascii") + b"\n" + bytes(cubin))
+            self.keep(kernel, name, bytes(cubin))
         return result
 
 
