@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cuda.tile import TileCompilerTimeoutError
 from cuda.tile._compile import (
+    _bytecode_to_mlir_text,
     _find_compiler_bin,
     _get_compiler_version_string,
     _tileiras_effective_opt_and_device_debug,
@@ -171,6 +172,13 @@ def _resources(job: _Job, cubin: bytes, disassemble: Disassemble) -> Resources:
 def _compile(
     record: Recorded, arch: str, folder: Path | None, *, timeout: float | None, disassemble: Disassemble
 ) -> Compiled:
+    return _compile_with_code(record, arch, folder, timeout=timeout, disassemble=disassemble)[0]
+
+
+def _compile_with_code(
+    record: Recorded, arch: str, folder: Path | None, *, timeout: float | None, disassemble: Disassemble
+) -> tuple[Compiled, bytes, bytes]:
+    """What it compiled to, its Tile IR bytecode and its cubin."""
     start = time.perf_counter()
     job = _job(record, arch)
     store = CubinStore.beside_cache(arch)
@@ -193,7 +201,8 @@ def _compile(
     except Exception as error:
         raise _explain(record, arch, error) from error
     seconds = time.perf_counter() - start
-    return Compiled(record, arch, job.symbol, seconds, cached, job.uses_mma, found, len(cubin))
+    compiled = Compiled(record, arch, job.symbol, seconds, cached, job.uses_mma, found, len(cubin))
+    return compiled, job.bytecode, cubin
 
 
 def compile_one(
@@ -208,6 +217,21 @@ def compile_one(
         CompileError: the kernel does not compile, tileiras is missing, or `timeout` seconds have passed.
     """
     return _compile(record, arch, cache_dir(), timeout=timeout, disassemble=disassemble)
+
+
+def compile_with_code(
+    record: Recorded, arch: str, *, timeout: float | None = 300, disassemble: Disassemble = "always"
+) -> tuple[Compiled, bytes, bytes]:
+    """As `compile_one`, with the Tile IR bytecode and the cubin."""
+    return _compile_with_code(record, arch, cache_dir(), timeout=timeout, disassemble=disassemble)
+
+
+def tile_ir(bytecode: bytes) -> str | None:
+    """Tile IR as text; None without the disassembler that comes with tileiras."""
+    try:
+        return str(_bytecode_to_mlir_text(bytecode))
+    except FileNotFoundError:
+        return None
 
 
 def distinct(records: Iterable[Recorded]) -> list[Recorded]:

@@ -231,7 +231,7 @@ def compile_kernels(
     timeout = compiler_timeout() if timeout is None else timeout
     if workers is not None and not 1 <= workers <= 256:
         raise UsageError(f"--workers must be from 1 to 256, found {workers}")
-    _require_compiler()
+    require_compiler()
     entries = {arch: list(catalogue.entries(arch, models=models)) for arch in archs}
     total, before = sum(map(len, entries.values())), 0
     count = workers or min(MAX_WORKERS, os.cpu_count() or 1)
@@ -289,7 +289,7 @@ def failure(results: Iterable[CompiledKernel]) -> TileinferError | None:
     return TileinferError(f"{first.kernel} for {first.arch} did not compile{others}: {first.error}", hint=first.hint)
 
 
-def _require_compiler() -> None:
+def require_compiler() -> None:
     if compiler_path(os.environ)[0] is None:
         mismatch = mismatched_packages()
         found = f"its packages differ ({mismatch})" if mismatch else "not found"

@@ -10,16 +10,17 @@ EXAMPLES = """
 Examples:
   tileinfer kernels list
   tileinfer kernels compile --arch sm_90 --model Qwen3-4B
+  tileinfer kernels probe padding --arch sm_90
 """
 
 
 def group() -> typer.Typer:
     """A new application with the commands."""
-    from tileinfer_cli.commands import kernels_cache, kernels_compile, kernels_list
+    from tileinfer_cli.commands import kernels_cache, kernels_compile, kernels_list, kernels_probe
 
     app = typer.Typer(cls=SectionedGroup, short_help=SHORT, epilog=EXAMPLES)
     app.callback()(run)
-    for module in (kernels_list, kernels_compile, kernels_cache):
+    for module in (kernels_list, kernels_compile, kernels_cache, kernels_probe):
         app.command(
             module.NAME,
             cls=SectionedCommand,

@@ -15,7 +15,7 @@ import cupy
 import numpy as np
 
 from kernels.carveout import set_carveout
-from kernels.launch import GpuLauncher
+from kernels.launch import GpuLauncher, supports_pdl
 from tileinfer_core.backends.cuda.device import DeviceMemory
 from tileinfer_core.dtypes import BFLOAT16
 from tileinfer_core.errors import BackendError, BackendUnavailableError, OutOfMemoryError
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from tileinfer_core.backends.cuda.device import Array, Event, Graph, HostArray
 
 runtime = cupy.cuda.runtime
-FIRST_PDL_ARCH = 90
 HINT = "`tileinfer doctor` checks driver, compiler and CuPy; --backend cpu runs without them"
 CAPTURE_RELAXED = 2  # a kernel that is loaded while capturing must not end the capture
 
@@ -87,7 +86,7 @@ class GpuDevice:
         except runtime.CUDARuntimeError as error:
             raise BackendUnavailableError(f"CuPy can't use the GPU: {error}", hint=HINT) from error
         self.name: str = properties["name"].decode()
-        self.pdl = int(self._device.compute_capability) >= FIRST_PDL_ARCH
+        self.pdl = supports_pdl(self.arch)
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._readback = cupy.cuda.Stream(non_blocking=True)
         self._launcher = GpuLauncher(self._stream.ptr, self.arch, pdl=self.pdl)
@@ -152,7 +151,8 @@ class GpuDevice:
     def _launch(self, launch: Recorded) -> None:
         try:
             x, y, z = launch.grid
-            self._launcher(launch.kernel, (x, y, z), launch.args)
+            launcher = self._launcher if launch.pdl is None else self._launcher.with_pdl(launch.pdl)
+            launcher(launch.kernel, (x, y, z), launch.args)
         except Exception as error:
             constants = [arg for arg in launch.args if isinstance(arg, (bool, int, float))]
             what = f"{launch.name} (grid {launch.grid}, constants {constants})"
