@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 COLUMNS = 8
 NEVER = -1.0e30  # a masked score; finite, so that a split without positions merges with weight 0
-CONTEXTS = (512, 1024, 2048)  # largest contexts of the page form's graphs; beyond, one graph serves all
+CONTEXTS = (512, 640, 768, 1024, 2048)  # largest contexts of the page form's graphs; beyond, one graph serves all
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class AttentionConfig:
 
     Attributes:
         form: "page" or "loop", see above.
-        splits: blocks a KV head, a power of two (the merge sums them in one tile). For "page" the pages of the bucket.
+        splits: blocks a KV head. For "page" the pages of the bucket.
         occupancy: blocks per SM of the loop form; sets the depth of its TMA ring.
     """
 
@@ -219,24 +219,26 @@ def attention_loop_kernel(
 
 
 @ct.kernel
-def attention_merge_kernel(out, stats, x, G: Int, S: Int, D: Int, PDL: Bool):
+def attention_merge_kernel(out, stats, x, G: Int, S: Int, P: Int, D: Int, PDL: Bool):
     """x[h] = Σ_s w_s out_s / Σ_s w_s l_s with w_s = 2^(m_s - max m), over S splits and the new token's.
 
     out [HKV, S+1, G, D], stats [HKV, S+1, 2, 8] float32 (m, l), x [1, HKV G D] half. Grid (HKV, G): one query head.
-    float32, one rounding at the store. S is a power of two; nothing is checked.
+    float32, one rounding at the store. P is S up to a power of two: rows from S on are read and weigh 0.
     """
     h, g = ct.bid(0), ct.bid(1)
     if PDL:
         ct.grid_dependency_control_launch_dependents()
         ct.grid_dependency_control_wait()
-    parts = ct.load(out, index=(h, 0, g, 0), shape=(1, S, 1, D), allow_tma=False, check_bounds=False)
+    parts = ct.load(out, index=(h, 0, g, 0), shape=(1, P, 1, D), padding_mode=ZERO, allow_tma=False)
     new = ct.load(out, index=(h, S, g, 0), shape=(1, 1, 1, D), allow_tma=False, check_bounds=False)
-    m = ct.load(stats, index=(h, 0, 0, g), shape=(1, S, 1, 1), allow_tma=False, check_bounds=False).reshape((S, 1))
-    l = ct.load(stats, index=(h, 0, 1, g), shape=(1, S, 1, 1), allow_tma=False, check_bounds=False).reshape((S, 1))
+    m = ct.load(stats, index=(h, 0, 0, g), shape=(1, P, 1, 1), padding_mode=ZERO, allow_tma=False).reshape((P, 1))
+    l = ct.load(stats, index=(h, 0, 1, g), shape=(1, P, 1, 1), padding_mode=ZERO, allow_tma=False).reshape((P, 1))
     m1 = ct.load(stats, index=(h, S, 0, g), shape=(1, 1, 1, 1), allow_tma=False, check_bounds=False).reshape((1, 1))
+    if P > S:
+        m = ct.where(ct.arange(P, dtype=ct.int32).reshape((P, 1)) < S, m, NEVER)
     top = ct.maximum(ct.max(m, axis=0, keepdims=True), m1)
     w, w1 = ct.exp2(m - top), ct.exp2(m1 - top)
-    total = ct.sum(parts.reshape((S, D)) * w, axis=0, keepdims=True) + new.reshape((1, D)) * w1
+    total = ct.sum(parts.reshape((P, D)) * w, axis=0, keepdims=True) + new.reshape((1, D)) * w1
     total = total / (ct.sum(l * w, axis=0, keepdims=True) + w1)
     ct.store(x, index=(0, h * G + g), tile=total.astype(x.dtype), allow_tma=False, check_bounds=False)
 
@@ -288,14 +290,19 @@ def attention_decode(
         kernel = with_hints(kernel, occupancy=config.occupancy)
     together = Together(launcher)
     together(kernel, (kv_heads, config.splits + 1, 1), (*args, *constants))
-    merge = (parts, stats, out, group, config.splits, head_dim, launcher.pdl)
+    merge = (parts, stats, out, group, config.splits, _power_of_two(config.splits), head_dim, launcher.pdl)
     together(attention_merge_kernel, (kv_heads, group, 1), merge)
     together.launch()
 
 
+def _power_of_two(count: int) -> int:
+    """The smallest power of two that holds `count`."""
+    return 1 << (count - 1).bit_length()
+
+
 def _check_context(op: str, config: AttentionConfig, context: int, cos: Any, block_table: Any) -> None:
-    if config.splits < 1 or config.splits & (config.splits - 1):
-        raise ValueError(f"{op}: {config.splits} splits, expected a power of two")
+    if config.splits < 1:
+        raise ValueError(f"{op}: {config.splits} splits, expected at least 1")
     if context < 1:
         raise ValueError(f"{op}: context is {context}, expected at least 1")
     if config.positions is not None and context > config.positions:

@@ -42,6 +42,7 @@ from kernels.cubin_store import CubinStore
 from kernels.specs import ArraySpec, Recorded, RecordingLauncher
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 __all__ = [
@@ -169,18 +170,39 @@ def _resources(job: _Job, cubin: bytes, disassemble: Disassemble) -> Resources:
     return found
 
 
+def _unless(cancelled: threading.Event | None, record: Recorded, arch: str) -> None:
+    """Raises CompileError once the work is cancelled: Python's exit waits for what a pool has begun."""
+    if cancelled is not None and cancelled.is_set():
+        raise CompileError(record.name, arch, "cancelled")
+
+
 def _compile(
-    record: Recorded, arch: str, folder: Path | None, *, timeout: float | None, disassemble: Disassemble
+    record: Recorded,
+    arch: str,
+    folder: Path | None,
+    *,
+    timeout: float | None,
+    disassemble: Disassemble,
+    cancelled: threading.Event | None = None,
 ) -> Compiled:
-    return _compile_with_code(record, arch, folder, timeout=timeout, disassemble=disassemble)[0]
+    options: dict[str, Any] = {"timeout": timeout, "disassemble": disassemble, "cancelled": cancelled}
+    return _compile_with_code(record, arch, folder, **options)[0]
 
 
 def _compile_with_code(
-    record: Recorded, arch: str, folder: Path | None, *, timeout: float | None, disassemble: Disassemble
+    record: Recorded,
+    arch: str,
+    folder: Path | None,
+    *,
+    timeout: float | None,
+    disassemble: Disassemble,
+    cancelled: threading.Event | None = None,
 ) -> tuple[Compiled, bytes, bytes]:
     """What it compiled to, its Tile IR bytecode and its cubin."""
     start = time.perf_counter()
+    _unless(cancelled, record, arch)
     job = _job(record, arch)
+    _unless(cancelled, record, arch)
     store = CubinStore.beside_cache(arch)
     cubin = None if folder is None else cache_lookup(str(folder), job.key)
     cached = cubin is not None
@@ -250,17 +272,19 @@ def compile_all(
     timeout: float | None = 300,
     disassemble: Disassemble = "never",
     on_progress: Callable[[int, int, Compiled | CompileError], None] | None = None,
+    cancelled: threading.Event | None = None,
 ) -> Iterator[Compiled | CompileError]:
     """Compile every distinct record for `arch`, `workers` compilers at a time, yielding results as they come.
 
     A kernel that fails is yielded as its CompileError, and the others go on. `on_progress(done, total, result)` is
-    called in the caller's thread.
+    called in the caller's thread. Once `cancelled` is set no compiler starts any more; those that run are not ended.
     """
     jobs = distinct(records)
     folder = cache_dir()
     with ThreadPoolExecutor(max_workers=workers) as pool:
         futures = [
-            pool.submit(_compile, record, arch, folder, timeout=timeout, disassemble=disassemble) for record in jobs
+            pool.submit(_compile, record, arch, folder, timeout=timeout, disassemble=disassemble, cancelled=cancelled)
+            for record in jobs
         ]
         try:
             for done, future in enumerate(as_completed(futures), 1):

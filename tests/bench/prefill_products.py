@@ -49,6 +49,16 @@ MEDIUM = [
     {"tile_m": 128, "tile_n": 256, "tile_k": 64, "group": 8, "latency": 10, "warps": 8},
     {"tile_m": 128, "tile_n": 256, "tile_k": 64, "group": 4, "latency": 10, "warps": 8, "ctas": 2},
     {"tile_m": 64, "tile_n": 256, "tile_k": 64, "group": 8, "latency": 10},
+    {"tile_m": 128, "tile_n": 128, "tile_k": 64, "group": 4, "latency": 5},
+    {"tile_m": 128, "tile_n": 128, "tile_k": 64, "group": 4, "latency": 7},
+    {"tile_m": 128, "tile_n": 128, "tile_k": 64, "group": 1, "latency": 6},
+    {"tile_m": 128, "tile_n": 128, "tile_k": 64, "group": 2, "latency": 6},
+    {"tile_m": 128, "tile_n": 128, "tile_k": 64, "group": 4, "latency": 6, "warps": 8},
+    {"tile_m": 128, "tile_n": 128, "tile_k": 128, "group": 4, "latency": 2},
+    {"tile_m": 128, "tile_n": 128, "tile_k": 128, "group": 4, "latency": 3},
+    {"tile_m": 128, "tile_n": 128, "tile_k": 128, "group": 4, "latency": 3, "warps": 8},
+    {"tile_m": 128, "tile_n": 128, "tile_k": 64, "group": 4, "latency": 6, "ctas": 2},
+    {"tile_m": 256, "tile_n": 128, "tile_k": 64, "group": 2, "latency": 6, "ctas": 2, "warps": 8},
 ]
 SMALL = [
     {"tile_m": 64, "tile_n": n, "tile_k": k, "group": 8, "latency": lat}
@@ -132,9 +142,12 @@ def runs(tokens: list[int], *, scan: bool) -> list[Run]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--scan", action="store_true", help="other tiles and hints for each shape")
+    parser.add_argument("--plain", type=int, help="only the reference shape of so many tokens and 4,096 rows")
     parser.add_argument("--tokens", type=int, nargs="*", default=[64, 128, 256, 512, 1024, 4096])
     arguments = parser.parse_args()
     bench, work = Bench(), runs(arguments.tokens, scan=arguments.scan)
+    if arguments.plain:
+        work = [run for run in work if run.form == "" and run.shape[:2] == (arguments.plain, 4096)]
     compile_ahead(lambda launcher, run=run: bench.own(launcher, run) for run in work)
     reference: dict[tuple[int, int, int], float] = {}
     layers: dict[int, float] = {}

@@ -24,7 +24,7 @@ class Call:
         self.machine, self.n, self.kv_heads, self.d = machine, n, kv_heads, d
         count = max(-(-n // 64), 1)
         self.pages = count + 3
-        slots = -(-max(count, 8) // 16) * 16
+        slots = -(-max(count, 12) // 16) * 16
         self.table = np.zeros(slots, np.int32)
         self.table[:count] = np.random.default_rng(n).permutation(self.pages)[:count]
         keys, values = (normal((n - 1, kv_heads, d), dtype, seed=s) for s in (1, 2))
@@ -79,7 +79,14 @@ def test_heads(machine: Any, heads: int, kv_heads: int, d: int, config: Attentio
     assert_close(call.run(config)[0], call.want, "bfloat16" if dtype == "bfloat16" else "float16")
 
 
-@pytest.mark.parametrize("n", [1, 63, 64, 65, 1021, 4097])
+@pytest.mark.parametrize("splits", [1, 3, 5, 12])
+@pytest.mark.parametrize("form", ["page", "loop"])
+def test_any_number_of_splits(machine: Any, form: Any, splits: int) -> None:
+    call = Call(machine, 4, 2, 64, min(splits, 3) * 64, "bfloat16", norm=True)
+    assert_close(call.run(AttentionConfig(form, splits, 4 if form == "loop" else None))[0], call.want)
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 65, 600, 1021, 4097])
 def test_contexts_in_their_own_buckets(machine: Any, n: int) -> None:
     heads, kv_heads, d = (2, 1, 64) if not machine.on_gpu else (32, 8, 128)
     call = Call(machine, heads, kv_heads, d, n, "bfloat16", norm=True)
@@ -88,7 +95,7 @@ def test_contexts_in_their_own_buckets(machine: Any, n: int) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("heads", "kv_heads"), [(16, 8), (32, 8)])
-@pytest.mark.parametrize("n", [1, 63, 64, 65, 511, 512, 513, 1021, 2049, 32768])
+@pytest.mark.parametrize("n", [1, 63, 64, 65, 511, 512, 513, 700, 1021, 2049, 32768])
 def test_full_size(machine: Any, heads: int, kv_heads: int, n: int) -> None:
     if not machine.on_gpu:
         pytest.skip("too large for the interpreter")
@@ -100,8 +107,8 @@ def test_refusals(machine: Any) -> None:
     call = Call(machine, 4, 2, 64, 100, "bfloat16", norm=True)
     with pytest.raises(ValueError, match="1 splits of one page hold 64 positions, not 100"):
         call.run(AttentionConfig("page", 1))
-    with pytest.raises(ValueError, match="3 splits, expected a power of two"):
-        call.run(AttentionConfig("loop", 3))
+    with pytest.raises(ValueError, match="0 splits, expected at least 1"):
+        call.run(AttentionConfig("loop", 0))
     with pytest.raises(ValueError, match=r"block_table has 16 entries, expected at least 32"):
         call.run(AttentionConfig("page", 32))
     call.gains[0] = None

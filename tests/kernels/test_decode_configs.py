@@ -69,9 +69,11 @@ def test_rule_for_unknown_shapes(n: int, k: int) -> None:
 
 
 def test_context_buckets() -> None:
-    assert [context_bucket("sm_90", 8, c) for c in (1, 512, 513, 2048, 2049, 32768)] == [
+    assert [context_bucket("sm_90", 8, c) for c in (1, 512, 513, 641, 769, 2048, 2049, 32768)] == [
         512,
         512,
+        640,
+        768,
         1024,
         2048,
         None,

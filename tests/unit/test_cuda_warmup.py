@@ -6,12 +6,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from kernels import compile as compile_module
 from kernels.compile import CompileError
 from kernels.cubin_store import CubinStore
 from kernels.specs import ArraySpec, RecordingLauncher
@@ -69,7 +71,7 @@ def warm(runner, monkeypatch, tmp_path):
 
 
 def compiler(log, *, fails=None):
-    def compile_all(records, arch, *, workers, timeout, on_progress, disassemble):
+    def compile_all(records, arch, *, workers, timeout, on_progress, cancelled):
         log.extend(record.name for record in records)
         for done, record in enumerate(records, 1):
             result = SimpleNamespace(cached=False)
@@ -131,6 +133,28 @@ def test_cancelling_ends_the_compilers_and_nothing_else(tmp_path):
         for process in (compiler_, other):
             process.kill()
             process.wait()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_cancelling_leaves_no_compiler_and_no_thread_that_an_exit_would_wait_for(warm, tmp_path, monkeypatch):
+    shutil.copy(shutil.which("sleep"), tmp_path / "tileiras")
+    started = []
+
+    def slow(_job, _timeout):
+        started.append(subprocess.Popen([tmp_path / "tileiras", "30"]))
+        assert started[-1].wait() == 0  # a compiler that is ended fails
+
+    monkeypatch.setattr("kernels.compile._tileiras", slow)
+    monkeypatch.setattr("kernels.compile.cache_dir", lambda: None)
+    warmup_ = warm(compile_module.compile_all)
+    while not started:
+        time.sleep(0.01)
+    begun = time.monotonic()
+    warmup_.cancel()
+    assert time.monotonic() - begun < 5  # Tile IR that is being made is finished, 0.1 s each on an idle machine
+    assert all(process.poll() is not None for process in started)
+    assert len(started) < 10
+    assert not [thread for thread in threading.enumerate() if "ThreadPool" in thread.name]
 
 
 class Kernel:

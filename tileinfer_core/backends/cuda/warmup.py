@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 TASK = "compile kernels"
 MAX_COMPILERS = 8
 COMPILER = "tileiras"
+HINT = "`tileinfer doctor` looks at the compiler"
 PREFILL_ROWS = (ROW_STEP, 128, 256, 512, 1024, 2048)  # lengths at which the kernels' configurations change
 
 
@@ -54,16 +55,22 @@ class KernelWarmup:
         self._seconds = 0.0
         self._error: Exception | None = None
         self._finished = False
-        self._cancelled = False
+        self._cancelled = threading.Event()
+        self._compiling = False
         self._thread = threading.Thread(target=self._run, name="compile-kernels", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def cancel(self) -> None:
-        """Start nothing more, and end the compilers that run: Python's exit would wait for them."""
-        self._cancelled = True
-        stop_compilers()
+        """Start nothing more, and end the compilers that run: Python's exit would wait for them.
+
+        Again and again, for one may be starting just now.
+        """
+        self._cancelled.set()
+        while self._compiling and self._thread.is_alive():
+            stop_compilers()
+            self._thread.join(timeout=0.02)
 
     def finish(self, on_progress: OnProgress) -> float:
         """Seconds that compilers have run for; 0 when the cache had everything.
@@ -99,7 +106,11 @@ class KernelWarmup:
             records = distinct(self.records())
             store = CubinStore.beside_cache(self._device.arch)
             if store is None or not store.holds(records):
-                self._compile(records)
+                self._compiling = True
+                try:
+                    self._compile(records)
+                finally:
+                    self._compiling = False
             if store is not None:
                 for record in records:
                     store.install(record.kernel)
@@ -114,20 +125,26 @@ class KernelWarmup:
         start = time.perf_counter()
         workers = min(MAX_COMPILERS, os.cpu_count() or 1)
         timeout = compiler_timeout()
-        for result in compile_all(
-            records, self._device.arch, workers=workers, timeout=timeout, on_progress=self._count, disassemble="never"
-        ):
-            if isinstance(result, CompileTimeoutError):
-                raise CompilerTimeoutError(
-                    timeout_text(result.kernel, result.arch, timeout), hint=MORE_TIME
-                ) from result
-            if isinstance(result, CompileError):
-                hint = result.hint or "`tileinfer doctor` looks at the compiler"
-                raise BackendError(f"the kernel {result}", hint=hint) from result
-            if not result.cached:
-                self._seconds = time.perf_counter() - start
-            if self._cancelled:
-                return
+        results = compile_all(
+            records,
+            self._device.arch,
+            workers=workers,
+            timeout=timeout,
+            on_progress=self._count,
+            cancelled=self._cancelled,
+        )
+        with contextlib.closing(results):  # ends its threads, whatever keeps a reference to it
+            for result in results:
+                if self._cancelled.is_set():
+                    return
+                if isinstance(result, CompileTimeoutError):
+                    text = timeout_text(result.kernel, result.arch, timeout)
+                    raise CompilerTimeoutError(text, hint=MORE_TIME) from result
+                if isinstance(result, CompileError):
+                    hint = result.hint or HINT
+                    raise BackendError(f"the kernel {result}", hint=hint) from result
+                if not result.cached:
+                    self._seconds = time.perf_counter() - start
 
     def _count(self, done: int, total: int, _result: object) -> None:
         with self._state:
@@ -137,7 +154,7 @@ class KernelWarmup:
     def _prime(self, records: Sequence[Recorded]) -> None:
         """Launch each distinct kernel once. The block table names the scratch page, weights may still be arriving."""
         for record in records:
-            if self._cancelled:
+            if self._cancelled.is_set():
                 return
             self._device.copy_in(self._length, np.ones(1, np.int32))
             self._device.run([record])
