@@ -103,6 +103,16 @@ def load_for_bench(cli: Cli, flags: ModelFlags, config: Path | None, *, quiet: b
     return name, loaded
 
 
+def save_text(path: Path, text: str) -> None:
+    """Raises DiskError."""
+    from tileinfer_core.errors import DiskError
+
+    try:
+        path.expanduser().write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise DiskError(f"{path} can't be written: {error.strerror or error}") from error
+
+
 def _say_fallback(cli: Cli, options: EngineOptions, backend: BackendChoice, *, quiet: bool) -> None:
     """Why `auto` took the CPU, where there is a GPU to miss; a machine without one need not be told each time."""
     if options.backend == "auto" and backend.name == "cpu" and backend.has_gpu and not quiet:

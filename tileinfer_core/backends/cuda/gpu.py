@@ -91,6 +91,11 @@ class GpuDevice:
         self._readback = cupy.cuda.Stream(non_blocking=True)
         self._launcher = GpuLauncher(self._stream.ptr, self.arch, pdl=self.pdl)
 
+    @property
+    def stream(self) -> Any:
+        """The stream of the steps (cupy.cuda.Stream), for who times them."""
+        return self._stream
+
     def memory(self) -> DeviceMemory:
         return DeviceMemory(*self._device.mem_info)
 

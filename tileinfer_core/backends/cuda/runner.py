@@ -84,6 +84,10 @@ class CudaRunner:
     def new_cache(self, max_tokens: int) -> KvCache:
         return KvCache(SequencePages(self.pool), min(max_tokens, self.context_limit))
 
+    def show_pages(self, block_table: Sequence[int]) -> None:
+        """Put a sequence's pages where the steps look for them, without running any."""
+        self._table.update(block_table)
+
     # -- prefill
 
     def prefill(self, cache: KvCache, token_ids: Sequence[int]) -> None:
