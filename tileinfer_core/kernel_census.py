@@ -49,9 +49,9 @@ NO_TIME = 0.05  # µs; below it a bandwidth says nothing
 class CensusRow:
     """One launch. Times in microseconds, None without a GPU.
 
-    `time_us` is what it adds to the step; `alone_us` its time in a chain of its own kind; `gap_us` the difference, which
-    is negative where it overlaps the kernel before. `bound_us` is its bytes at the copy speed (or, in a prefill, its
-    operations at the matrix rate, whichever is longer); `share` the bound over the time.
+    `time_us` is what it adds to the step; `alone_us` its time in a chain of its own kind; `gap_us` the difference,
+    which is negative where it overlaps the kernel before. `bound_us` is its bytes at the copy speed or, in a prefill,
+    its operations at the matrix rate, whichever is longer; `share` the bound over the time.
     """
 
     index: int

@@ -157,6 +157,8 @@ def host_block(dtype: str, fill: tuple[Any, ...], size: int) -> np.ndarray[Any, 
         return rng.integers(-127, 128, count).astype(into)
     if kind == "zeros":
         return np.zeros(count, into)
+    if kind == "value":
+        return np.full(count, more[0], into)
     if kind == "out":
         return np.full(count, 85 if into.kind in "iu" else np.nan).astype(into)
     if kind in ("count", "steps"):

@@ -3,7 +3,8 @@
 A file uses cuda.tile alone, so that it can go into a bug report as it is. It defines
 
     arrays(small)    name -> (shape, dtype, fill)
-                     fill: ("normal", scale), ("int8",), ("count",), ("out",), ("transposed", name)
+                     fill: ("normal", scale), ("int8",), ("count",), ("steps", n), ("value", n), ("zeros",), ("out",),
+                     ("transposed", name)
     variants(small)  name -> {"steps": [(kernel, grid, args)] or [(kernel, grid, args, hints)], "out": array name, …}
                      args: an array's name, (name, shape) or (name, shape, first element) for a view, or a constant
 

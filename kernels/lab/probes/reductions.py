@@ -22,12 +22,12 @@ def add(a, b):
 
 
 @ct.kernel
-def reduce_often(x, y, N: I, KIND: I, TIMES: I):
-    """y[0] = the last of TIMES results."""
-    values = ct.load(x, index=(0,), shape=(N,))
+def reduce_often(x, times, y, N: I, KIND: I):
+    """y[0] = the last of times[0] results. The count lies in memory, so that the loop is not unrolled."""
+    values = ct.load(x, index=(0,), shape=(N,), allow_tma=False)
     positions = ct.arange(N, dtype=ct.int32)
     result = ct.zeros((1,), dtype=ct.float32)
-    for _ in range(TIMES):
+    for _ in range(ct.load(times, index=(0,), shape=()).item()):
         if KIND == SUM:
             result = ct.sum(values, axis=0, keepdims=True)
         if KIND == SUM_BY_REDUCE:
@@ -49,7 +49,11 @@ def reduce_often(x, y, N: I, KIND: I, TIMES: I):
 
 
 def arrays(small):
-    return {"x": ((4096,), "float32", ("normal", 1.0)), "y": ((16,), "float32", ("out",))}
+    return {
+        "x": ((4096,), "float32", ("normal", 1.0)),
+        "times": ((1,), "int32", ("value", 4 if small else TIMES)),
+        "y": ((16,), "float32", ("out",)),
+    }
 
 
 KINDS = (
@@ -67,7 +71,7 @@ def variants(small):
     times = 4 if small else TIMES
     return {
         f"{name}, {n:,}": {
-            "steps": [(reduce_often, (1, 1, 1), ("x", "y", n, kind, times))],
+            "steps": [(reduce_often, (1, 1, 1), ("x", "times", "y", n, kind))],
             "out": "y",
             "pick": slice(0, 1),
             "group": f"{group} of {n}",

@@ -10,28 +10,28 @@ import cuda.tile as ct
 @ct.kernel
 def three_axes(x, y):
     i = ct.bid(0)
-    tile = ct.load(x, index=(i, 0, 0), shape=(8, 4, 256), check_bounds=False)
+    tile = ct.load(x, index=(i, 0, 0), shape=(8, 4, 256), check_bounds=False, allow_tma=False)
     ct.store(y, index=(i, 0), tile=ct.sum(tile, axis=2))
 
 
 @ct.kernel
 def two_axes(x, y):
     i = ct.bid(0)
-    tile = ct.load(x, index=(i, 0), shape=(32, 256), check_bounds=False)
+    tile = ct.load(x, index=(i, 0), shape=(32, 256), check_bounds=False, allow_tma=False)
     ct.store(y, index=(i,), tile=ct.sum(tile, axis=1))
 
 
 @ct.kernel
 def three_axes_reshaped(x, y):
     i = ct.bid(0)
-    tile = ct.load(x, index=(i, 0, 0), shape=(8, 4, 256), check_bounds=False).reshape((32, 256))
+    tile = ct.load(x, index=(i, 0, 0), shape=(8, 4, 256), check_bounds=False, allow_tma=False).reshape((32, 256))
     ct.store(y, index=(i,), tile=ct.sum(tile, axis=1))
 
 
 @ct.kernel
 def axis_kept(x, y):
     i = ct.bid(0)
-    tile = ct.load(x, index=(i, 0), shape=(32, 256), check_bounds=False)
+    tile = ct.load(x, index=(i, 0), shape=(32, 256), check_bounds=False, allow_tma=False)
     share = tile / ct.sum(tile * tile, axis=1, keepdims=True)
     ct.store(y, index=(i, 0), tile=share)
 
@@ -39,7 +39,7 @@ def axis_kept(x, y):
 @ct.kernel
 def axis_reshaped(x, y):
     i = ct.bid(0)
-    tile = ct.load(x, index=(i, 0), shape=(32, 256), check_bounds=False)
+    tile = ct.load(x, index=(i, 0), shape=(32, 256), check_bounds=False, allow_tma=False)
     share = tile / ct.sum(tile * tile, axis=1).reshape((32, 1))
     ct.store(y, index=(i, 0), tile=share)
 
@@ -47,7 +47,7 @@ def axis_reshaped(x, y):
 @ct.kernel
 def axis_of_one_in_front(x, y):
     i = ct.bid(0)
-    tile = ct.load(x, index=(i, 0), shape=(32, 256), check_bounds=False).reshape((1, 32, 256))
+    tile = ct.load(x, index=(i, 0), shape=(32, 256), check_bounds=False, allow_tma=False).reshape((1, 32, 256))
     share = tile / ct.sum(tile * tile, axis=2, keepdims=True)
     ct.store(y, index=(i, 0), tile=share.reshape((32, 256)))
 

@@ -23,7 +23,7 @@ def one_block(x, values, positions, CHUNK: I, CHUNKS: I, K: I):
     for k in range(K):
         best, best_at = ct.full((1,), float("-inf"), dtype=ct.float32), ct.full((1,), 2**31 - 1, dtype=ct.int32)
         for c in range(CHUNKS):
-            tile = ct.load(x, index=(c,), shape=(CHUNK,), padding_mode=ct.PaddingMode.NEG_INF)
+            tile = ct.load(x, index=(c,), shape=(CHUNK,), padding_mode=ct.PaddingMode.NEG_INF, allow_tma=False)
             at = ct.arange(CHUNK, dtype=ct.int32) + c * CHUNK
             after = (tile < last) | ((tile == last) & (at > last_at))
             tile = ct.where(after, tile, float("-inf"))
@@ -38,7 +38,7 @@ def one_block(x, values, positions, CHUNK: I, CHUNKS: I, K: I):
 def chunk_winners(x, values, positions, CHUNK: I, SLOTS: I, K: I):
     """values[b], positions[b] [SLOTS]: the K largest of chunk b."""
     b = ct.bid(0)
-    tile = ct.load(x, index=(b,), shape=(CHUNK,), padding_mode=ct.PaddingMode.NEG_INF)
+    tile = ct.load(x, index=(b,), shape=(CHUNK,), padding_mode=ct.PaddingMode.NEG_INF, allow_tma=False)
     at = ct.arange(CHUNK, dtype=ct.int32) + b * CHUNK
     for k in range(K):
         value, where = ct.reduce((tile, at), 0, first_max, (float("-inf"), 2**31 - 1), keepdims=True)
@@ -51,9 +51,9 @@ def chunk_winners(x, values, positions, CHUNK: I, SLOTS: I, K: I):
 def winners_of_winners(values, positions, best, best_at, N: I, SLOTS: I, K: I):
     """The K largest of all chunks' winners."""
     slot = ct.arange(N, dtype=ct.int32)
-    tile = ct.load(values, index=(0,), shape=(N,), padding_mode=ct.PaddingMode.NEG_INF)
+    tile = ct.load(values, index=(0,), shape=(N,), padding_mode=ct.PaddingMode.NEG_INF, allow_tma=False)
     tile = ct.where(slot % SLOTS < K, tile, float("-inf"))
-    at = ct.load(positions, index=(0,), shape=(N,), padding_mode=ct.PaddingMode.ZERO)
+    at = ct.load(positions, index=(0,), shape=(N,), padding_mode=ct.PaddingMode.ZERO, allow_tma=False)
     at = ct.where(slot % SLOTS < K, at, 2**31 - 1)
     for k in range(K):
         value, where = ct.reduce((tile, at), 0, first_max, (float("-inf"), 2**31 - 1), keepdims=True)
