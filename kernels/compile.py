@@ -217,8 +217,7 @@ def _compile_with_code(
                     compilation_time_seconds=time.perf_counter() - start,
                 )
                 cache_store(str(folder), job.key, cubin, metadata.to_dict())
-        if store is not None:
-            store.keep(record.kernel, job.symbol, cubin)
+        store.keep(record.kernel, job.symbol, cubin)
         found = _resources(job, cubin, disassemble)
     except Exception as error:
         raise _explain(record, arch, error) from error

@@ -31,29 +31,33 @@ _FORMAT = "2"  # a line of JSON that says what it is, then the cubin
 
 
 class CubinStore:
-    """Files of one folder: a line of JSON (symbol, arch, compiler), then the cubin.
+    """Files of one folder: a line of JSON (symbol, arch, compiler), then the cubin. Without a folder nothing is kept.
 
-    `on_compile(symbol)` is called when an installed kernel was not here and had to be compiled.
+    `on_compile(symbol)` is called when an installed kernel was not here and had to be compiled or looked up by its
+    Tile IR.
     """
 
-    def __init__(self, folder: Path, arch: str, on_compile: Callable[[str], None] | None = None) -> None:
+    def __init__(self, folder: Path | None, arch: str, on_compile: Callable[[str], None] | None = None) -> None:
         self._folder = folder
         self._arch = arch
         self._base = f"{_FORMAT} {arch} {cache.compiler_version()}"
         self._on_compile = on_compile
 
     @classmethod
-    def beside_cache(cls, arch: str) -> CubinStore | None:
-        """In cuda-tile's cache folder; None when its user has switched the cache off."""
+    def beside_cache(cls, arch: str, on_compile: Callable[[str], None] | None = None) -> CubinStore:
+        """In cuda-tile's cache folder; one that keeps nothing when its user has switched the cache off."""
         folder = cache.cache_dir()
-        return None if folder is None else cls(folder / cache.OWN_FOLDER, arch)
+        return cls(None if folder is None else folder / cache.OWN_FOLDER, arch, on_compile)
 
     def holds(self, records: Iterable[Recorded]) -> bool:
         """Whether all of these kernels are there."""
-        return all(self.path(record.kernel, record.signature().symbol).exists() for record in records)
+        paths = [self.path(record.kernel, record.signature().symbol) for record in records]
+        return all(path is not None and path.exists() for path in paths)
 
-    def path(self, kernel: Any, symbol: str) -> Path:
-        """Where a kernel with this signature would lie."""
+    def path(self, kernel: Any, symbol: str) -> Path | None:
+        """Where a kernel with this signature would lie; None where nothing is kept."""
+        if self._folder is None:
+            return None
         function = kernel._pyfunc  # noqa: SLF001
         options = sorted(vars(kernel._compiler_options).items())  # noqa: SLF001
         what = [self._base, function.__module__, function.__qualname__, repr(options), symbol, _sources(function)]
@@ -62,6 +66,8 @@ class CubinStore:
     def keep(self, kernel: Any, symbol: str, cubin: bytes) -> None:
         """Put a compiled kernel here, where it is not yet."""
         path = self.path(kernel, symbol)
+        if path is None:
+            return
         if path.exists():
             cache.touch(path)
             return
@@ -71,6 +77,8 @@ class CubinStore:
     def find(self, kernel: Any, symbol: str) -> tuple[bytes, str] | None:
         """The cubin and its symbol; None where it is not here, or damaged."""
         path = self.path(kernel, symbol)
+        if path is None:
+            return None
         with contextlib.suppress(OSError, ValueError, KeyError):
             head, _, cubin = path.read_bytes().partition(b"\n")
             found = cubin, str(json.loads(head)["symbol"])
@@ -79,9 +87,10 @@ class CubinStore:
         return None
 
     def install(self, kernel: Any) -> None:
-        """Let `kernel` look here before it compiles."""
-        if hasattr(kernel, "_compile") and "_compile" not in vars(kernel):
+        """Let `kernel` look here before it compiles; the store that was installed last counts."""
+        if hasattr(kernel, "_compile") and vars(kernel).get("_compiles_through") is not self:
             kernel._compile = functools.partial(self._compile, kernel)  # noqa: SLF001
+            kernel._compiles_through = self  # noqa: SLF001
 
     def _compile(self, kernel: Any, signature: Any, *args: Any) -> Any:
         symbol = signature.with_mangled_symbol(kernel._pyfunc.__name__).symbol  # noqa: SLF001

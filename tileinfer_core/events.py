@@ -61,7 +61,7 @@ class Finished:
     """The end. `text` is the whole answer without the thinking, equal to the joined TextDeltas that were not thinking.
 
     `reason`: stop (end-of-sequence id or stop string), length (max_tokens), context (no room left), interrupted.
-    `stop` is the stop string that matched, if one did.
+    `stop` is the stop string that matched, if one did. `warnings` are what the backend noticed while it decoded.
     """
 
     reason: FinishReason
@@ -71,6 +71,7 @@ class Finished:
     text: str
     thinking: str = ""
     stop: str | None = None
+    warnings: tuple[str, ...] = ()
 
 
 Event = PrefillProgress | TextDelta | Finished

@@ -64,6 +64,7 @@ class ShapeDevice:
     def __init__(self, arch: str) -> None:
         self.arch = arch
         self.pdl = supports_pdl(arch)
+        self.compiled: list[str] = []
 
     def memory(self) -> DeviceMemory:
         return DeviceMemory(1 << 60, 1 << 60)

@@ -15,6 +15,7 @@ import cupy
 import numpy as np
 
 from kernels.carveout import set_carveout
+from kernels.cubin_store import CubinStore
 from kernels.launch import GpuLauncher, supports_pdl
 from tileinfer_core.backends.cuda.device import DeviceMemory
 from tileinfer_core.dtypes import BFLOAT16
@@ -90,6 +91,8 @@ class GpuDevice:
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._readback = cupy.cuda.Stream(non_blocking=True)
         self._launcher = GpuLauncher(self._stream.ptr, self.arch, pdl=self.pdl)
+        self.compiled: list[str] = []
+        self._store = CubinStore.beside_cache(self.arch, self.compiled.append)
 
     @property
     def stream(self) -> Any:
@@ -155,6 +158,7 @@ class GpuDevice:
 
     def _launch(self, launch: Recorded) -> None:
         try:
+            self._store.install(launch.kernel)
             x, y, z = launch.grid
             launcher = self._launcher if launch.pdl is None else self._launcher.with_pdl(launch.pdl)
             launcher(launch.kernel, (x, y, z), launch.args)

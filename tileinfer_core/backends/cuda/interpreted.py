@@ -58,6 +58,7 @@ class InterpretedDevice:
         self.pdl = pdl
         self.recorded = 0
         self.replays = 0
+        self.compiled: list[str] = []
         self._launcher = InterpreterLauncher(arch, pdl=pdl, shuffle_seed=shuffle_seed)
         self._total = memory_bytes
         self._used = 0

@@ -103,8 +103,7 @@ class ProbeTimer:
 
     def _run(self, variant: Variant, arrays: dict[str, Any]) -> None:
         for record in variant.record(arrays):
-            if self._store is not None:
-                self._store.install(record.kernel)
+            self._store.install(record.kernel)
             x, y, z = record.grid
             launch(
                 record.kernel,

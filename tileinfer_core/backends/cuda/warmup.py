@@ -105,15 +105,12 @@ class KernelWarmup:
         try:
             records = distinct(self.records())
             store = CubinStore.beside_cache(self._device.arch)
-            if store is None or not store.holds(records):
+            if not store.holds(records):
                 self._compiling = True
                 try:
                     self._compile(records)
                 finally:
                     self._compiling = False
-            if store is not None:
-                for record in records:
-                    store.install(record.kernel)
             self._prime(records)
         except Exception as error:  # handed over to `finish`
             self._error = error
