@@ -16,11 +16,18 @@ Examples:
 
 def group() -> typer.Typer:
     """A new application with the commands."""
-    from tileinfer_cli.commands import kernels_cache, kernels_census, kernels_compile, kernels_list, kernels_probe
+    from tileinfer_cli.commands import (
+        kernels_cache,
+        kernels_census,
+        kernels_compile,
+        kernels_explain,
+        kernels_list,
+        kernels_probe,
+    )
 
     app = typer.Typer(cls=SectionedGroup, short_help=SHORT, epilog=EXAMPLES)
     app.callback()(run)
-    for module in (kernels_list, kernels_compile, kernels_cache, kernels_census, kernels_probe):
+    for module in (kernels_list, kernels_compile, kernels_cache, kernels_explain, kernels_probe, kernels_census):
         app.command(
             module.NAME,
             cls=SectionedCommand,
