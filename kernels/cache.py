@@ -101,7 +101,8 @@ def _database_entries(folder: Path) -> Iterator[Entry]:
         rows = connection.execute("SELECT key, substr(blob, 1, 64), blob_size, atime, metadata FROM cache")
         for key, head, size, last_use, text in rows:  # 64 bytes are an ELF header, which names the target
             about = _metadata(text)
-            symbol = ", ".join(about.get("kernel_names") or ()) or "unknown"
+            names = about.get("kernel_names")
+            symbol = ", ".join(map(str, names)) if isinstance(names, list) and names else "unknown"
             compiler = about.get("compiler_version")
             written = short_version(str(compiler)) if compiler else None
             yield Entry(kernel_of(symbol), symbol, _target(head), written, size, last_use, "cuda-tile", key)

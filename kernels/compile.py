@@ -43,7 +43,7 @@ from kernels.specs import ArraySpec, Recorded, RecordingLauncher
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
 __all__ = [
     "ArraySpec",
@@ -272,7 +272,7 @@ def compile_all(
     disassemble: Disassemble = "never",
     on_progress: Callable[[int, int, Compiled | CompileError], None] | None = None,
     cancelled: threading.Event | None = None,
-) -> Iterator[Compiled | CompileError]:
+) -> Generator[Compiled | CompileError]:
     """Compile every distinct record for `arch`, `workers` compilers at a time, yielding results as they come.
 
     A kernel that fails is yielded as its CompileError, and the others go on. `on_progress(done, total, result)` is

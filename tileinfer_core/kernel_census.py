@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tileinfer_core.bench import Loaded
     from tileinfer_core.store import Store
 
-_TASK = "census"
+_TASK = "time the launches"
 NO_TIME = 0.05  # µs; below it a bandwidth says nothing
 
 

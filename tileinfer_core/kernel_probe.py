@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kernels.lab.probe import Probe
     from tileinfer_core.backends.cuda.probe_times import ProbeTimer, Times
 
-_TASK = "probe"
+_TASK = "probe the compiler"
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,8 @@ def _compile(variant: Variant, arrays: dict[str, Any], arch: str, folder: Path |
         _save(folder / file_name(variant.name), records, parts, texts)
     found = [cubin.resources(code, disassemble=False) for _, _, code in parts]
     counts = [None if text is None else cubin.count_instructions(text) for text in texts]
-    counted = None if None in counts else cubin.merged(counts)
+    known = [count for count in counts if count is not None]
+    counted = cubin.merged(known) if len(known) == len(counts) else None
     return Code(
         variant.name,
         kernels=len(records),

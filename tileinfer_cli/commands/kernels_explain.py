@@ -75,6 +75,6 @@ def _print(cli: Cli, found: "Explanation") -> None:
         out.write(f"\nin the cache, for none of these models: {symbol}\n")
 
 
-def _traits(form: "ExplainedKernel") -> list[tuple[str, str, str | None]]:
-    hints = [("hints", ", ".join(f"{name} {value}" for name, value in form.hints.items()) or "none", None)]
-    return [(trait["parameter"], f"{trait['what']}: {trait['value']}", None) for trait in form.traits] + hints
+def _traits(form: "ExplainedKernel") -> list[tuple[str, str, None]]:
+    hints = ", ".join(f"{name} {value}" for name, value in form.hints.items()) or "none"
+    return [(t["parameter"], f"{t['what']}: {t['value']}", None) for t in form.traits] + [("hints", hints, None)]

@@ -16,7 +16,7 @@ import itertools
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import cupy
 import numpy as np
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from kernels.specs import Recorded
     from tileinfer_core.backends.cuda.census_steps import Step
+    from tileinfer_core.backends.cuda.gpu import GpuDevice
     from tileinfer_core.backends.cuda.runner import CudaRunner
 
 WARMUP, REPLAYS, WHOLE_REPLAYS = 2, 15, 41
@@ -69,7 +70,7 @@ class StepTimer:
 
     def __init__(self, runner: CudaRunner, step: Step, on_done: Callable[[int], None] = lambda _: None) -> None:
         self._runner, self._step, self._on_done = runner, step, on_done
-        self._device: Any = runner.device
+        self._device = cast("GpuDevice", runner.device)
         self._stream = self._device.stream
         self._flush = self._device.empty((FLUSH_BYTES,), "int8")
         self._carveout = runner.carveout if step.kind == "decode" else None
@@ -108,7 +109,7 @@ class StepTimer:
             with device_errors():
                 stop.synchronize()
             times.append(cupy.cuda.get_elapsed_time(start, stop) * 1e3)
-        return statistics.median(times[WARMUP:])
+        return float(statistics.median(times[WARMUP:]))
 
     def _alone(self, launches: Sequence[Recorded]) -> tuple[float, ...]:
         groups: dict[str, list[Recorded]] = defaultdict(list)
@@ -162,4 +163,4 @@ def matrix_rate(device: Any) -> float:
         with device_errors():
             stop.synchronize()
         times.append(cupy.cuda.get_elapsed_time(start, stop) * 1e-3 / repeats)
-    return 2 * side**3 / min(times)
+    return float(2 * side**3 / min(times))

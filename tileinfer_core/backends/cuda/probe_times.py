@@ -86,9 +86,9 @@ class ProbeTimer:
     def _equal(
         self, probe: Probe, variant: Variant, arrays: dict[str, Any], first: dict[str, np.ndarray[Any, Any]]
     ) -> bool | None:
-        """Run once and compare. The output is poisoned before, where the probe says that it is one: 0xFF is NaN."""
+        """Run once and compare. The output is poisoned before, where the probe says that it is one."""
         if probe.arrays(small=False)[variant.out][2][0] == "out":
-            arrays[variant.out].data.memset(0xFF, arrays[variant.out].nbytes)
+            self._poison(arrays[variant.out])
         cupy.cuda.Device().synchronize()
         self._run(variant, arrays)
         with device_errors():
@@ -100,6 +100,10 @@ class ProbeTimer:
         compare(probe.name, variant, out, first)
         before = first.setdefault(key, words)
         return None if before is words else bool(np.array_equal(before, words))
+
+    def _poison(self, array: Any) -> None:
+        """Every byte 0xFF, which is NaN in every floating type."""
+        array.data.memset(0xFF, array.nbytes)
 
     def _run(self, variant: Variant, arrays: dict[str, Any]) -> None:
         for record in variant.record(arrays):
