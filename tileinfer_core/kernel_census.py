@@ -109,7 +109,7 @@ def config_of(reference: str, store: Store) -> tuple[str, ModelConfig]:
     """
     known = next((name for name in MODELS if name.lower() == reference.lower()), None)
     if known is not None:
-        return known, ModelConfig.from_dict(_config_dict(MODELS[known]), known)
+        return known, ModelConfig.from_dict(config_dict(MODELS[known]), known)
     path = Path(reference)
     file = path / "config.json" if path.is_dir() else path
     if file.is_file() and file.suffix == ".json":
@@ -123,7 +123,8 @@ def config_of(reference: str, store: Store) -> tuple[str, ModelConfig]:
     return folder.name, ModelConfig.load(folder.path)
 
 
-def _config_dict(shape: ModelShape) -> dict[str, Any]:
+def config_dict(shape: ModelShape) -> dict[str, Any]:
+    """As a config.json of that shape would have it."""
     return {
         "model_type": "qwen3" if shape.qk_norm else "llama",
         "hidden_act": "silu",
