@@ -48,7 +48,7 @@ class AttentionConfig:
 
     Attributes:
         form: "page" or "loop", see above.
-        splits: blocks a KV head. For "page" the pages of the bucket.
+        splits: blocks a KV head, a power of two or the sum of two (the merge). For "page" the pages of the bucket.
         occupancy: blocks per SM of the loop form; sets the depth of its TMA ring.
     """
 
@@ -218,29 +218,38 @@ def attention_loop_kernel(
         _new_token(q, k, v, k_gain, k_pool, v_pool, table, out, stats, h, pos, g0, g1, c, sn, HKV, S, D, EPS, NORM, PDL)
 
 
+def _splits(out, stats, h, g, i, N: Int, D: Int):
+    """Sums [N, D], maxima and weights [N, 1] of the N splits from i · N on, one query head."""
+    parts = ct.load(out, index=(h, i, g, 0), shape=(1, N, 1, D), allow_tma=False, check_bounds=False).reshape((N, D))
+    m = ct.load(stats, index=(h, i, 0, g), shape=(1, N, 1, 1), allow_tma=False, check_bounds=False).reshape((N, 1))
+    l = ct.load(stats, index=(h, i, 1, g), shape=(1, N, 1, 1), allow_tma=False, check_bounds=False).reshape((N, 1))
+    return parts, m, l
+
+
 @ct.kernel
-def attention_merge_kernel(out, stats, x, G: Int, S: Int, P: Int, D: Int, PDL: Bool):
-    """x[h] = Σ_s w_s out_s / Σ_s w_s l_s with w_s = 2^(m_s - max m), over S splits and the new token's.
+def attention_merge_kernel(out, stats, x, G: Int, A: Int, B: Int, D: Int, PDL: Bool):
+    """x[h] = Σ_s w_s out_s / Σ_s w_s l_s with w_s = 2^(m_s - max m), over S = A + B splits and the new token's.
 
     out [HKV, S+1, G, D], stats [HKV, S+1, 2, 8] float32 (m, l), x [1, HKV G D] half. Grid (HKV, G): one query head.
-    float32, one rounding at the store. P is S up to a power of two: rows from S on are read and weigh 0.
+    float32, one rounding at the store. A and B are powers of two, A > B or B = 0; nothing is checked.
     """
     h, g = ct.bid(0), ct.bid(1)
     if PDL:
         ct.grid_dependency_control_launch_dependents()
         ct.grid_dependency_control_wait()
-    parts = ct.load(out, index=(h, 0, g, 0), shape=(1, P, 1, D), padding_mode=ZERO, allow_tma=False)
-    new = ct.load(out, index=(h, S, g, 0), shape=(1, 1, 1, D), allow_tma=False, check_bounds=False)
-    m = ct.load(stats, index=(h, 0, 0, g), shape=(1, P, 1, 1), padding_mode=ZERO, allow_tma=False).reshape((P, 1))
-    l = ct.load(stats, index=(h, 0, 1, g), shape=(1, P, 1, 1), padding_mode=ZERO, allow_tma=False).reshape((P, 1))
-    m1 = ct.load(stats, index=(h, S, 0, g), shape=(1, 1, 1, 1), allow_tma=False, check_bounds=False).reshape((1, 1))
-    if P > S:
-        m = ct.where(ct.arange(P, dtype=ct.int32).reshape((P, 1)) < S, m, NEVER)
+    new, m1, l1 = _splits(out, stats, h, g, A + B, 1, D)
+    parts, m, l = _splits(out, stats, h, g, 0, A, D)
     top = ct.maximum(ct.max(m, axis=0, keepdims=True), m1)
     w, w1 = ct.exp2(m - top), ct.exp2(m1 - top)
-    total = ct.sum(parts.reshape((P, D)) * w, axis=0, keepdims=True) + new.reshape((1, D)) * w1
-    total = total / (ct.sum(l * w, axis=0, keepdims=True) + w1)
-    ct.store(x, index=(0, h * G + g), tile=total.astype(x.dtype), allow_tma=False, check_bounds=False)
+    total = ct.sum(parts * w, axis=0, keepdims=True) + new * w1
+    weight = ct.sum(l * w, axis=0, keepdims=True) + l1 * w1
+    if B > 0:
+        parts, m, l = _splits(out, stats, h, g, A // B, B, D)
+        higher = ct.maximum(ct.max(m, axis=0, keepdims=True), top)
+        w, old = ct.exp2(m - higher), ct.exp2(top - higher)
+        total = ct.sum(parts * w, axis=0, keepdims=True) + total * old
+        weight = ct.sum(l * w, axis=0, keepdims=True) + weight * old
+    ct.store(x, index=(0, h * G + g), tile=(total / weight).astype(x.dtype), allow_tma=False, check_bounds=False)
 
 
 def attention_decode(
@@ -290,19 +299,21 @@ def attention_decode(
         kernel = with_hints(kernel, occupancy=config.occupancy)
     together = Together(launcher)
     together(kernel, (kv_heads, config.splits + 1, 1), (*args, *constants))
-    merge = (parts, stats, out, group, config.splits, _power_of_two(config.splits), head_dim, launcher.pdl)
+    merge = (parts, stats, out, group, *_powers(config.splits), head_dim, launcher.pdl)
     together(attention_merge_kernel, (kv_heads, group, 1), merge)
     together.launch()
 
 
-def _power_of_two(count: int) -> int:
-    """The smallest power of two that holds `count`."""
-    return 1 << (count - 1).bit_length()
+def _powers(count: int) -> tuple[int, int]:
+    """The two largest powers of two in `count`, the second 0 where it is one: what a merge sums as one tile each."""
+    first = 1 << max(count.bit_length() - 1, 0)
+    rest = count - first
+    return first, (1 << (rest.bit_length() - 1) if rest else 0)
 
 
 def _check_context(op: str, config: AttentionConfig, context: int, cos: Any, block_table: Any) -> None:
-    if config.splits < 1:
-        raise ValueError(f"{op}: {config.splits} splits, expected at least 1")
+    if config.splits < 1 or sum(_powers(config.splits)) != config.splits:
+        raise ValueError(f"{op}: {config.splits} splits, expected a power of two or the sum of two")
     if context < 1:
         raise ValueError(f"{op}: context is {context}, expected at least 1")
     if config.positions is not None and context > config.positions:

@@ -21,11 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from cuda.tile._compile import _get_compiler_version_string
-from cuda.tile._context import get_cache_size_limit_from_env
 from cutile_cache._env import get_cache_dir_from_env
 
 from kernels.cubin import target
+from kernels.without_torch import without_torch
+
+with without_torch():
+    from cuda.tile._compile import _get_compiler_version_string
+    from cuda.tile._context import get_cache_size_limit_from_env
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -25,21 +25,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from cuda.tile import TileCompilerTimeoutError
-from cuda.tile._compile import (
-    _bytecode_to_mlir_text,
-    _find_compiler_bin,
-    _get_compiler_version_string,
-    _tileiras_effective_opt_and_device_debug,
-    compile_cubin,
-    compile_tile,
-)
 from cutile_cache._cache import MetadataV1, cache_key, cache_lookup, cache_store
 
 from kernels.cache import UnreadableCacheError, cache_dir, compiler_version, size_limit, trim
 from kernels.cubin import Resources, resources
 from kernels.cubin_store import CubinStore
 from kernels.specs import ArraySpec, Recorded, RecordingLauncher
+from kernels.without_torch import without_torch
+
+with without_torch():
+    from cuda.tile import TileCompilerTimeoutError
+    from cuda.tile._compile import (
+        _bytecode_to_mlir_text,
+        _find_compiler_bin,
+        _get_compiler_version_string,
+        _tileiras_effective_opt_and_device_debug,
+        compile_cubin,
+        compile_tile,
+    )
 
 if TYPE_CHECKING:
     import threading

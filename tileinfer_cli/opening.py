@@ -71,7 +71,7 @@ def _chosen(name: str, flags: CompilerFlags, settings: Settings) -> Setting[Any]
     return Setting(value, ("--no-" if value is False else "--") + name.replace("_", "-"))
 
 
-def load_engine(cli: Cli, folder: ModelFolder, options: EngineOptions, *, quiet: bool) -> Engine:
+def load_engine(cli: Cli, folder: ModelFolder | Path, options: EngineOptions, *, quiet: bool) -> Engine:
     """Loads the model. Its warnings go to stderr."""
     from tileinfer_core.engine import Engine
 

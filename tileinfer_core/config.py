@@ -1,6 +1,7 @@
 """A model's config.json as a frozen, checked object. What TileInfer can't run is refused here, by name.
 
-This file reads no weight and imports no array library, so that a model is refused before anything is loaded.
+This file reads no weight: a model is refused before anything is loaded. What a field means for one model type alone is
+in that model's CONFIG_RULES (models/rules.py).
 An absurd value (0, negative, 2^40, NaN, heads that do not divide) is a DamagedModelError; an option that would
 change the result and that no code here implements is an UnsupportedModelError that lists what is supported. Fields
 that nothing reads are kept by name in `unread`.
@@ -8,12 +9,13 @@ that nothing reads are kept by name in `unread`.
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tileinfer_core.config_fields import Fields
-from tileinfer_core.errors import UnsupportedModelError
+from tileinfer_core.errors import DamagedModelError, UnsupportedModelError
 from tileinfer_core.jsonfile import read_json_object
 from tileinfer_core.models import MODEL_TYPES
 from tileinfer_core.rope_config import RopeConfig, read_rope
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-ACTIVATIONS: Mapping[str, str] = MappingProxyType({"silu": "silu", "swish": "silu"})
+    from tileinfer_core.models.rules import ConfigRules
 
 # Fields that change the result, with the values under which they do not.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
@@ -42,6 +44,8 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "clip_qkv": (),
         "dual_chunk_attention_config": ({},),
         "use_qk_norm": (False,),
+        "qk_norm": (False,),
+        "post_norm": (False,),
         "attention_multiplier": (),
         "embedding_multiplier": (1, 1.0),
         "residual_multiplier": (1, 1.0),
@@ -53,13 +57,14 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "text_config": ({},),
     }
 )
-# Model types whose sliding_window takes effect only where use_sliding_window says so.
-_SLIDING_ASKED_FOR = frozenset({"qwen3"})
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Fields have Hugging Face's names. `head_dim` is resolved; `unread`: fields that nothing reads."""
+    """Fields have Hugging Face's names. `head_dim` is resolved; `unread`: fields that nothing reads.
+
+    `hidden_act` is LayerStructure's name of it. `sliding_window`: None where no layer has one.
+    """
 
     model_type: str
     vocab_size: int
@@ -69,7 +74,7 @@ class ModelConfig:
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
-    hidden_act: str
+    hidden_act: Literal["silu", "xielu"]
     rms_norm_eps: float
     max_position_embeddings: int
     rope: RopeConfig
@@ -79,6 +84,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     dtype: str | None
+    sliding_window: int | None = None
     unread: tuple[str, ...] = ()
 
     @property
@@ -91,11 +97,15 @@ class ModelConfig:
 
     @property
     def max_context(self) -> int:
-        """The longest sequence the positions are made for. YaRN stretches the original length by its factor."""
-        if self.rope.type != "yarn":
-            return self.max_position_embeddings
-        stretched = int(self.rope.original_max_position_embeddings * self.rope.factor)
-        return max(self.max_position_embeddings, stretched)
+        """The longest sequence that is computed exactly.
+
+        The positions end it, which YaRN stretches by its factor, or a sliding window: up to its length a sequence is
+        the same as with full attention.
+        """
+        longest = self.max_position_embeddings
+        if self.rope.type == "yarn":
+            longest = max(longest, int(self.rope.original_max_position_embeddings * self.rope.factor))
+        return longest if self.sliding_window is None else min(longest, self.sliding_window)
 
     @classmethod
     def load(cls, folder: Path) -> ModelConfig:
@@ -111,14 +121,20 @@ class ModelConfig:
     @classmethod
     def from_dict(cls, table: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
         """Check the fields of a config; `where` names it in errors."""
-        fields = Fields(table, where)
-        model_type = _model_type(fields, where)
-        _refuse_options(fields, where)
+        model_type = _model_type(Fields(table, where), where)
+        rules: ConfigRules = importlib.import_module(MODEL_TYPES[model_type]).CONFIG_RULES
+        fields = Fields({**rules.defaults, **table}, where)
+        fields.read |= {"model_type", "architectures"}
+        _refuse_options(fields, where, {**_NEUTRAL, **rules.fixed})
+        if rules.needs_rope_object and not (fields.raw("rope_parameters") or fields.raw("rope_scaling")):
+            raise DamagedModelError(
+                f"{where}: neither rope_parameters nor rope_scaling; a model of type {model_type!r} needs one of them",
+                hint='where the positions are not scaled, "rope_scaling": {"rope_type": "default"} says so',
+            )
         heads = fields.integer("num_attention_heads", high=1 << 10)
         hidden = fields.integer("hidden_size", high=1 << 17)
         max_position = fields.integer("max_position_embeddings", high=1 << 28)
         layers = fields.integer("num_hidden_layers", high=1 << 10)
-        _refuse_sliding_window(fields, where, model_type, max_position, layers)
         bos = fields.token_ids("bos_token_id")
         config: dict[str, Any] = {
             "model_type": model_type,
@@ -129,7 +145,7 @@ class ModelConfig:
             "num_attention_heads": heads,
             "num_key_value_heads": _kv_heads(fields, heads),
             "head_dim": _head_dim(fields, hidden, heads),
-            "hidden_act": _activation(fields, where),
+            "hidden_act": _activation(fields, where, model_type, rules.activations),
             "rms_norm_eps": fields.number("rms_norm_eps", low=1e-12, high=1.0),
             "max_position_embeddings": max_position,
             "rope": read_rope(fields, where, max_position),
@@ -139,6 +155,7 @@ class ModelConfig:
             "eos_token_ids": fields.token_ids("eos_token_id"),
             "bos_token_id": bos[0] if bos else None,
             "dtype": _dtype(fields),
+            "sliding_window": _sliding_window(fields, where, layers),
         }
         return cls(**config, unread=fields.unread)
 
@@ -163,8 +180,8 @@ def _model_type(fields: Fields, where: str) -> str:
     return model_type
 
 
-def _refuse_options(fields: Fields, where: str) -> None:
-    for name, neutral in _NEUTRAL.items():
+def _refuse_options(fields: Fields, where: str, accepted: Mapping[str, tuple[Any, ...]]) -> None:
+    for name, neutral in accepted.items():
         value = fields.raw(name)
         if value is None or any(type(value) is type(ok) and value == ok for ok in neutral):
             continue
@@ -180,25 +197,22 @@ def _quantization_detail(value: object) -> str:
     return f"weights quantised by {method!r} (quantization_config)"
 
 
-def _refuse_sliding_window(fields: Fields, where: str, model_type: str, max_position: int, layers: int) -> None:
-    """Refuse a window that would hide tokens. One as long as the longest context hides none."""
+def _sliding_window(fields: Fields, where: str, layers: int) -> int | None:
+    """The window of the layers that have one; None where none has."""
     window = fields.optional_integer("sliding_window", low=-1, high=1 << 30)
-    asked = fields.boolean("use_sliding_window", default=model_type not in _SLIDING_ASKED_FOR)
-    first_layer = fields.integer(
-        "max_window_layers", low=0, high=1 << 10, default=28 if fields.has("use_sliding_window") else 0
-    )
+    asked = fields.boolean("use_sliding_window", default=True)
+    first_layer = fields.integer("max_window_layers", low=0, high=1 << 10, default=0)
     kinds = fields.raw("layer_types")
     if kinds is not None and (not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds)):
         raise fields.error("layer_types", "a list of names", kinds)
     other = sorted(set(kinds or ()) - {"full_attention", "sliding_attention"})
     if other:
-        raise UnsupportedModelError(f"{where}: layers of type {', '.join(other)} are not supported")
-    in_use = "sliding_attention" in kinds if kinds is not None else asked and first_layer < layers
-    if in_use and window is not None and 0 < window < max_position:
         raise UnsupportedModelError(
-            f"{where}: sliding-window attention (sliding_window {window}) is not supported",
-            hint="supported: full attention in every layer",
+            f"{where}: layers of type {', '.join(other)} are not supported",
+            hint="supported layer types: full_attention, sliding_attention up to the window's length",
         )
+    in_use = "sliding_attention" in kinds if kinds is not None else asked and first_layer < layers
+    return window if in_use and window is not None and window > 1 else None
 
 
 def _kv_heads(fields: Fields, heads: int) -> int:
@@ -220,14 +234,14 @@ def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
     return head_dim
 
 
-def _activation(fields: Fields, where: str) -> str:
+def _activation(fields: Fields, where: str, model_type: str, supported: Mapping[str, str]) -> str:
     name = fields.string("hidden_act")
-    if name not in ACTIVATIONS:
+    if name not in supported:
         raise UnsupportedModelError(
-            f"{where}: the activation {name!r} (hidden_act) is not supported",
-            hint=f"supported activations: {', '.join(sorted(ACTIVATIONS))}",
+            f"{where}: the activation {name!r} (hidden_act) is not supported in a model of type {model_type!r}",
+            hint=f"supported activations: {', '.join(sorted(supported))}",
         )
-    return ACTIVATIONS[name]
+    return supported[name]
 
 
 def _dtype(fields: Fields) -> str | None:

@@ -30,7 +30,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One answer to make. `closing_ids` end the thinking when `budget` is spent."""
+    """One answer to make. `closing_ids` end the thinking when `budget` is spent.
+
+    `begun` are the ids of an answer that was cut short, if this one is to go on with it: they count as output for
+    penalties and the random counter, and not as tokens of this answer.
+    """
 
     runner: Runner
     cache: KvCache
@@ -43,19 +47,27 @@ class Job:
     closing_ids: Sequence[int]
     prefill_chunk: int
     load_s: float
+    begun: Sequence[int] = ()
 
 
 @dataclass(slots=True)
 class Tally:
-    """What one answer has come to so far; `finished` may be asked at any point."""
+    """What one answer has come to so far; `finished` may be asked at any point. `output_ids` begin with job.begun."""
 
     job: Job
     reused: int = 0
-    output_ids: list[int] = field(default_factory=list)
+    output_ids: list[int] = field(init=False)
     started: float = field(default_factory=time.perf_counter)
     prefill_s: float | None = None
     first_at: float | None = None
     last_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.output_ids = list(self.job.begun)
+
+    @property
+    def new_tokens(self) -> int:
+        return len(self.output_ids) - len(self.job.begun)
 
     def count(self, token_id: int) -> None:
         self.last_at = time.perf_counter()
@@ -67,7 +79,7 @@ class Tally:
         job = self.job
         return Finished(
             reason,
-            Usage(len(job.prompt_ids), self.reused, len(self.output_ids)),
+            Usage(len(job.prompt_ids) + len(job.begun), self.reused, self.new_tokens),
             self._timings(),
             job.sampling.seed,
             job.stream.answer,
@@ -78,19 +90,23 @@ class Tally:
 
     def _timings(self) -> Timings:
         ttft = None if self.first_at is None else self.first_at - self.started
-        new = len(self.job.prompt_ids) - self.reused
+        new = len(self.job.prompt_ids) + len(self.job.begun) - self.reused
         prefill = new / self.prefill_s if self.prefill_s else None
         decode = None
         if self.first_at is not None and self.last_at is not None and self.last_at > self.first_at:
-            decode = (len(self.output_ids) - 1) / (self.last_at - self.first_at)
+            decode = (self.new_tokens - 1) / (self.last_at - self.first_at)
         return Timings(self.job.load_s, self.job.runner.compile_s, ttft, prefill, decode)
 
 
 def generate(job: Job, tally: Tally) -> EventStream:
     """The events of one answer, Finished last."""
     start = time.perf_counter()
-    tally.reused = _rewind(job.cache, job.prompt_ids)
-    yield from _prefill(job, job.prompt_ids)
+    for token_id in job.begun:
+        job.stream.push(token_id)
+        job.budget.spend(thinking=job.stream.thinking_now)
+    given = [*job.prompt_ids, *job.begun]
+    tally.reused = _rewind(job.cache, given)
+    yield from _prefill(job, given)
     tally.prefill_s = time.perf_counter() - start
     reason = yield from _decode(job, tally)
     yield from job.stream.flush()
@@ -135,7 +151,7 @@ def _take(job: Job, tally: Tally, token_id: int) -> Generator[Event, None, Finis
     yield from job.stream.push(token_id)
     if job.stream.matched is not None:
         return "stop"
-    if job.rules.is_full(len(tally.output_ids)):
+    if job.rules.is_full(tally.new_tokens):
         return "length"
     return "context" if len(job.prompt_ids) + len(tally.output_ids) >= job.cache.max_tokens else None
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tileinfer_core.answer_stream import AnswerStream
-from tileinfer_core.backends.select import BackendChoice, choose_backend, load_runner
+from tileinfer_core.backends.select import BackendChoice, choose_backend, start_loading
 from tileinfer_core.config import ModelConfig
 from tileinfer_core.decode import Job, Tally, generate
 from tileinfer_core.errors import ContextLengthError, UsageError
@@ -22,7 +24,7 @@ from tileinfer_core.weights import WeightFiles
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from tileinfer_core.backends.base import Runner
     from tileinfer_core.chat_template import ChatTemplate
@@ -79,7 +81,7 @@ class Engine:
     def load(
         cls, folder: ModelFolder | Path, options: EngineOptions | None = None, on_progress: OnProgress = silent
     ) -> Engine:
-        """Everything that can be refused is refused before the first weight is read.
+        """What can be refused is refused before anything waits for a weight.
 
         Raises:
             UsageError: a context longer than the model's.
@@ -94,16 +96,16 @@ class Engine:
         choice = choose_backend(options.backend)
         files = WeightFiles.open(path)
         model, warnings = define_from_files(config, files)
-        encoder = PromptEncoder.load(path, config)
-        generation = GenerationConfig.load(path)
-        runner = load_runner(
-            choice,
-            model,
-            files,
-            context=options.context,
-            prefill_chunk=options.prefill_chunk,
-            on_progress=on_progress,
-        )
+        loading = start_loading(choice, model, files, context=options.context, prefill_chunk=options.prefill_chunk)
+        try:
+            with _short_turns():  # on the CPU, threads are reading the weights
+                encoder = PromptEncoder.load(path, config)
+                encoder.tokenizer.prepare()
+                generation = GenerationConfig.load(path)
+            runner = loading.finish(on_progress)
+        except BaseException:
+            loading.cancel()
+            raise
         return cls(
             folder,
             config,
@@ -152,10 +154,15 @@ class Engine:
         """
         return self.start(prompt, request, cache or self.new_cache())[1]
 
-    def start(self, prompt: Sequence[int], request: Request, cache: KvCache) -> tuple[Tally, EventStream]:
-        """As `generate`, with the tally for a caller that must know how far an interrupted answer came."""
+    def start(
+        self, prompt: Sequence[int], request: Request, cache: KvCache, begun: Sequence[int] = ()
+    ) -> tuple[Tally, EventStream]:
+        """As `generate`, with the tally for a caller that must know how far an interrupted answer came.
+
+        `begun` are the ids of an answer that was cut short: it goes on, and Finished has it whole.
+        """
         prompt = Prompt.of(prompt)
-        check_length(len(prompt), self.context_length, self.config)
+        check_length(len(prompt) + len(begun), self.context_length, self.config)
         rules = StopRules(self.eos_token_ids, request.stop, request.max_tokens, request.ignore_eos)
         job = Job(
             runner=self.runner,
@@ -169,6 +176,7 @@ class Engine:
             closing_ids=self.encoder.closing_ids,
             prefill_chunk=self.prefill_chunk,
             load_s=self.load_s,
+            begun=begun,
         )
         tally = Tally(job)
         return tally, generate(job, tally)
@@ -176,6 +184,29 @@ class Engine:
     def close(self) -> None:
         """Free the memory of the weights."""
         self.runner.close()
+
+
+@contextlib.contextmanager
+def _short_turns() -> Iterator[None]:
+    """Python's threads wait 0.5 ms for each other in place of 5 ms: a thread that needs Python for a moment between
+    long calls without it gets nearly all of its work done beside a thread that needs nothing else."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(0.0005)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def check_model(folder: ModelFolder | Path, options: EngineOptions) -> PromptEncoder:
+    """What `Engine.load` would refuse without reading a weight is refused here. Returns the model's text side."""
+    path = folder if isinstance(folder, Path) else folder.path
+    config = ModelConfig.load(path)
+    _context(options.context, config)
+    choose_backend(options.backend)
+    define_from_files(config, WeightFiles.open(path))
+    GenerationConfig.load(path)
+    return PromptEncoder.load(path, config)
 
 
 def check_length(tokens: int, context_length: int, config: ModelConfig) -> None:

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
-from tileinfer_core.chat_template import ChatTemplate
 from tileinfer_core.config import ModelConfig
 from tileinfer_core.errors import ModelError
 from tileinfer_core.thinking import closing_text, find_markers, is_opened
-from tileinfer_core.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from tileinfer_core.chat_template import ChatTemplate
     from tileinfer_core.messages import Message, Segment
     from tileinfer_core.store import ModelFolder
+    from tileinfer_core.tokenizer import Tokenizer
 
 Conversation = str | Sequence["Message"]  # a text is continued as it is, without the template
 
@@ -64,6 +64,10 @@ class PromptEncoder:
         Raises:
             ModelError: a file of the tokenizer or the template is damaged or asks for what TileInfer doesn't have.
         """
+        # Importing the two libraries below takes 30 ms, in which the CPU backend can read weights already.
+        from tileinfer_core.tokenizer import Tokenizer  # noqa: I001, PLC0415
+        from tileinfer_core.chat_template import ChatTemplate  # noqa: PLC0415
+
         path = folder if isinstance(folder, Path) else folder.path
         config = config or ModelConfig.load(path)
         return cls(path, Tokenizer.load(path, config.vocab_size), ChatTemplate.load(path))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tileinfer_core.decode import Tally
     from tileinfer_core.engine import Engine, Request
     from tileinfer_core.events import EventStream
+    from tileinfer_core.prompting import Prompt
 
 FILE_FORMAT = 1
 KIND = "tileinfer session"
@@ -52,12 +53,14 @@ class SessionStats:
 class _Turn:
     """A question whose answer is being made. `finished` stays None when it is cut short.
 
-    `replaced` is the exchange of the same question that comes back if nothing is said in its place.
+    `replaced` is the exchange that comes back if nothing is said in its place. `thinking` is what an answer that goes
+    on has thought before, where its ids do not tell.
     """
 
     question: str
     tally: Tally
     replaced: Sequence[Message] = ()
+    thinking: str | None = None
     finished: Finished | None = None
 
 
@@ -76,6 +79,8 @@ class Session:
         self._messages: list[Message] = []
         self._cache = engine.new_cache()
         self._turn: _Turn | None = None
+        self._output_ids: list[int] | None = None  # of the last answer; None if it was not made here
+        self._complete = False  # the last answer is known to have been ended by the model
 
     @property
     def messages(self) -> list[Message]:
@@ -99,8 +104,12 @@ class Session:
         """
         return self._ask(self._conversation(), text, request)
 
-    def retry(self, request: Request) -> EventStream:
-        """Ask the last question again. Its old answer is kept until the new one has said something.
+    @property
+    def last_question(self) -> str | None:
+        return self.messages[-2].content if self.messages else None
+
+    def retry(self, request: Request, text: str | None = None) -> EventStream:
+        """Ask the last question again, or `text` in its place. The old exchange is kept until something is said.
 
         Raises:
             UsageError: there is no answer to replace. Otherwise as `send`.
@@ -108,9 +117,34 @@ class Session:
         if not self.messages:
             raise UsageError("there is no answer to make again")
         *before, question, answer = self._conversation()
-        events = self._ask(before, question.content, request, replaced=(question, answer))
+        events = self._ask(before, question.content if text is None else text, request, replaced=(question, answer))
         del self._messages[-2:]
         return events
+
+    def go_on(self, request: Request) -> EventStream:
+        """Go on with the last answer where it was cut short. The events have what is new, Finished the whole answer.
+
+        Raises:
+            UsageError: there is no answer, or the model has ended it itself. Otherwise as `send`.
+        """
+        if not self.messages:
+            raise UsageError("there is no answer to go on with")
+        if self._complete:
+            raise UsageError("the last answer is complete: the model ended it itself", hint="/retry makes another one")
+        *before, question, answer = self._conversation()
+        prompt = self.engine.prompt_ids([*before, question], think=request.think, date=self._date)
+        begun, thinking = self._output_ids, None
+        if begun is None:
+            begun, thinking = self._reread(prompt, answer), answer.thinking
+        tally, events = self.engine.start(prompt, request, self._cache, begun)
+        self._turn = _Turn(question.content, tally, (question, answer), thinking)
+        del self._messages[-2:]
+        return self._follow(self._turn, events)
+
+    def _reread(self, prompt: Prompt, answer: Message) -> list[int]:
+        """The ids of an answer of which only the text is known. Its thinking is over and left out."""
+        closing = list(self.engine.encoder.closing_ids) if prompt.thinking_open else []
+        return closing + self.engine.tokenizer.encode(answer.content, special=False, add_bos=False)
 
     def _ask(self, before: list[Message], text: str, request: Request, replaced: Sequence[Message] = ()) -> EventStream:
         conversation = [*before, Message("user", text)]
@@ -139,8 +173,9 @@ class Session:
         self.last = finished
         self.stats.add(finished)
         if turn.finished or finished.text or finished.thinking:
-            answer = Message("assistant", finished.text, finished.thinking or None)
+            answer = Message("assistant", finished.text, finished.thinking or turn.thinking)
             self._messages += [Message("user", turn.question), answer]
+            self._output_ids, self._complete = turn.tally.output_ids, finished.reason == "stop"
         else:
             self._messages += turn.replaced
 
@@ -151,12 +186,19 @@ class Session:
             return None
         question = self._messages[-2].content
         del self._messages[-2:]
+        self._output_ids, self._complete = None, False
         return question
 
     def clear(self) -> None:
         """Forget the conversation. The system prompt stays; the cache too, for the prefix it may share."""
         self._settle()
         self._messages.clear()
+
+    def adopt(self, engine: Engine) -> None:
+        """Go on with another model. It reads the conversation anew, by its own template."""
+        self._settle()
+        self.engine, self._cache = engine, engine.new_cache()
+        self._output_ids = None
 
     def set_system(self, system: str | None) -> None:
         self._settle()
@@ -208,6 +250,7 @@ class Session:
         system, messages = parse_session(table, str(path))
         self._settle()
         self.system, self._messages = system, messages
+        self._output_ids, self._complete = None, False
 
 
 def _refuse_to_overwrite(path: Path) -> None:

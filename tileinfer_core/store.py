@@ -307,6 +307,18 @@ class Store:
                 return ModelFolder(model, folder, "tileinfer", manifest.revision)
         return self.resolve(reference)
 
+    def folder_to_examine(self, reference: str) -> ModelFolder:
+        """Like `resolve_unchecked`, and a folder on this disk is taken as it is, whatever it lacks."""
+        check_reference(reference)
+        path = Path(reference).expanduser()
+        try:
+            is_folder = path.is_dir()
+        except OSError:  # a name too long for the file system is no path
+            is_folder = False
+        if is_folder and lookup(reference, self.aliases) is None:
+            return ModelFolder(reference, path, "local", None)
+        return self.resolve_unchecked(reference)
+
 
 def check_reference(reference: str) -> None:
     """Raises ModelNotFoundError for what can't be the name of anything: nothing at all, or control characters."""

@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from tokenizers import AddedToken
+from tokenizers import AddedToken, __version__
 from tokenizers import Tokenizer as Backend
 
 from tileinfer_core.errors import DamagedModelError, TileinferError, UnsupportedModelError
@@ -157,14 +156,12 @@ def _explain(path: Path, error: DamagedModelError) -> DamagedModelError | Unsupp
     for part in _PARTS:
         if bad := _unknown_type(part, table.get(part)):
             return UnsupportedModelError(
-                f"{path}: {part} {bad} can't be read by tokenizers {version('tokenizers')}",
+                f"{path}: {part} {bad} can't be read by tokenizers {__version__}",
                 hint="update the library with `pip install -U tokenizers`, or fetch the file again if it is damaged",
             )
     kind = table["model"].get("type", "BPE") if isinstance(table.get("model"), dict) else None
     if kind not in ("BPE", "Unigram", "WordPiece", "WordLevel"):  # a tuple: `kind` may be unhashable
-        return UnsupportedModelError(
-            f"{path}: model type {kind!r:.80} can't be read by tokenizers {version('tokenizers')}"
-        )
+        return UnsupportedModelError(f"{path}: model type {kind!r:.80} can't be read by tokenizers {__version__}")
     return error
 
 

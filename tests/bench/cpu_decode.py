@@ -94,8 +94,8 @@ def seconds_per_token(step: Callable[[], object]) -> float:
     return (time.perf_counter() - start) / TOKENS
 
 
-def measure(runner: NumpyRunner, params: SamplingParams, context: int) -> tuple[float, float]:
-    """Median seconds per token, bare and decoding, from `context` tokens on."""
+def measure(runner: NumpyRunner, params: SamplingParams, context: int) -> tuple[float, float, float]:
+    """Median seconds per token, bare and decoding, and the median of their ratios, from `context` tokens on."""
     cache = runner.new_cache(8192)
     vocab = runner._model.config.vocab_size
     runner.prefill(cache, [i * 7919 % vocab for i in range(context)])
@@ -104,7 +104,7 @@ def measure(runner: NumpyRunner, params: SamplingParams, context: int) -> tuple[
     list(islice(steps, 2))
     bare()
     rounds = [(seconds_per_token(bare), seconds_per_token(lambda: next(steps))) for _ in range(ROUNDS)]
-    return median(r[0] for r in rounds), median(r[1] for r in rounds)
+    return median(b for b, _ in rounds), median(d for _, d in rounds), median(b / d for b, d in rounds)
 
 
 def prefill_seconds(runner: NumpyRunner) -> float:
@@ -124,9 +124,10 @@ def main() -> None:
     rows = []
     for context in (16, 512):
         for name, params in SAMPLINGS.items():
-            bare, decode = measure(runner, params, context)
-            rows.append({"context": context, "sampling": name, "bare_tok_s": 1 / bare, "decode_tok_s": 1 / decode})
-            print(f"context {context:4d}, {name}: {1 / decode:.1f} tok/s, {bare / decode:.0%} of {1 / bare:.1f} bare")
+            bare, decode, share = measure(runner, params, context)
+            speeds = {"bare_tok_s": 1 / bare, "decode_tok_s": 1 / decode, "share": share}
+            rows.append({"context": context, "sampling": name, **speeds})
+            print(f"context {context:4d}, {name}: {1 / decode:.1f} tok/s, {share:.0%} of {1 / bare:.1f} bare")
     prefill = prefill_seconds(runner)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(

@@ -12,7 +12,7 @@ from tileinfer_cli.chat.editor import LineReader
 from tileinfer_cli.chat.loop import Chat, run_chat
 from tileinfer_cli.chat.slash import COMMANDS
 from tileinfer_cli.options import SamplingFlags, StopFlags, ThinkingFlags
-from tileinfer_core.errors import ContextLengthError, UsageError
+from tileinfer_core.errors import ContextLengthError, ModelNotFoundError, UsageError
 from tileinfer_core.events import Finished, TextDelta, Timings, Usage
 from tileinfer_core.generation_config import GenerationConfig
 from tileinfer_core.settings import Settings
@@ -32,6 +32,7 @@ class EchoSession:
             generation=GenerationConfig(temperature=0.6),
             context_length=100,
             folder=SimpleNamespace(name="a[q8]"),
+            backend=SimpleNamespace(name="cpu"),
             template=None,
         )
         self.messages: list[str] = []
@@ -55,13 +56,23 @@ class EchoSession:
     def clear(self) -> None:
         self.messages.clear()
 
-    def set_system(self, text: str) -> None:
+    def set_system(self, text: str | None) -> None:
         self.system = text
 
-    def retry(self, request) -> Iterator[object]:
+    @property
+    def last_question(self) -> str | None:
+        return self.messages[-1] if self.messages else None
+
+    def retry(self, request, text: str | None = None) -> Iterator[object]:
         if not self.messages:
             raise UsageError("there is no answer to make again")
-        return self.send(self.messages.pop(), request)
+        last = self.messages.pop()
+        return self.send(last if text is None else text, request)
+
+    def go_on(self, request) -> Iterator[object]:
+        if not self.messages:
+            raise UsageError("there is no answer to go on with")
+        return self.send(self.messages.pop() + ", and on", request)
 
     def undo(self) -> str | None:
         return self.messages.pop() if self.messages else None
@@ -76,11 +87,21 @@ class EchoSession:
         self.messages = path.read_text().splitlines()
 
 
+class EchoModels:
+    """Models that can be had but for "gone", whose absence is known before the old one is let go."""
+
+    def replace(self, session: EchoSession, reference: str) -> None:
+        if reference == "gone":
+            raise ModelNotFoundError("no model named gone on this disk")
+        session.engine.folder = SimpleNamespace(name=reference)
+
+
 def chat_with(recorded, tmp_path: Path, stdin: str, *, tty: bool, **flags: object) -> Chat:
     streams = recorded(tty=tty, stdin=stdin.encode())
     settings = Settings.load({"HOME": str(tmp_path)}, tmp_path / "none.toml")
     sampling = asdict(SamplingFlags(**flags))
-    return Chat(streams, EchoSession(), settings, sampling, StopFlags(), ThinkingFlags(show_thinking=False))
+    thinking = ThinkingFlags(show_thinking=False)
+    return Chat(streams, EchoSession(), settings, sampling, StopFlags(), thinking, EchoModels())
 
 
 @pytest.fixture
@@ -189,11 +210,16 @@ def test_set_default_gives_a_setting_back(piped) -> None:
         ("/set temperature", "/set wants NAME VALUE"),
         ("/ help", "no command /"),
         ("/undo", "no answer to take back"),
+        ("/continue", "no answer to go on with"),
+        ("/edit", "no message to edit"),
+        ("/edit other", "no message to edit"),
+        ("/model gone", "no model named gone"),
+        ("/set system", "/set wants NAME VALUE"),
         ("/", "no command /"),
     ],
 )
 def test_wrong_arguments_are_named(line: str, message: str, piped) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises((UsageError, ModelNotFoundError)) as caught:
         piped(line + "\n")
     assert message in str(caught.value)
 
@@ -213,6 +239,63 @@ def test_retry_undo_clear_system_think(piped, tmp_path: Path) -> None:
     assert piped("a\n/clear\n").session.messages == []
     assert piped('/system ""\n').session.system == ""
     assert piped("/think off\na\n").session.requests[0].think is False
+
+
+def test_the_system_prompt_goes_back_to_the_template(piped) -> None:
+    chat = piped("/system be brief\n/set system default\n/system\n")
+    assert chat.session.system is None
+    assert chat.streams.stderr.splitlines() == [
+        "system: be brief",
+        "/set system default gives it back to the template",
+        "system: the template's own",
+        "system: the template's own",
+    ]
+    assert piped("/set system be very brief\n").session.system == "be very brief"
+    assert piped("/system default\n").session.system == "default"  # a text like any other
+
+
+def test_continue_goes_on(piped) -> None:
+    assert piped("a\n/continue\n").streams.stdout == "<a>\n<a, and on>\n"
+
+
+def test_edit_replaces_the_last_message(piped) -> None:
+    chat = piped("a\nb\n/edit /c [x]\n")
+    assert chat.session.messages == ["a", "/c [x]"]
+    with pytest.raises(UsageError, match="needs a terminal"):
+        piped("a\n/edit\n")
+
+
+def test_edit_at_a_prompt_sends_what_comes_of_it_or_nothing(recorded, tmp_path: Path) -> None:
+    for comes, messages in (("a\nand b", ["a\nand b"]), (None, ["a"])):
+        chat = chat_with(recorded, tmp_path, "a\n/edit\n", tty=False)
+        reader = LineReader(chat.streams)
+        shown: list[str] = []
+        reader.edit = lambda text, shown=shown, comes=comes: shown.append(text) or comes  # type: ignore[method-assign]
+        run_chat(chat, reader)
+        assert (shown, chat.session.messages) == (["a"], messages)
+        assert ("stays as it is" in chat.streams.stderr) is (comes is None)
+
+
+def test_model_names_and_changes_the_model(piped, typed) -> None:
+    chat = piped("/model\na\n/model b[q4]\n")
+    notes = [line for line in chat.streams.stderr.splitlines() if line.startswith("model:")]
+    assert notes == [
+        "model: a[q8] · cpu · 7 tokens used, 93 left",
+        "model: b[q4] · cpu · 7 tokens used, 93 left",
+    ]
+    chat = typed("a\n/model gone\nb\n")
+    assert chat.session.messages == ["a", "b"]
+    assert "error: no model named gone" in chat.streams.stderr
+
+
+def test_a_template_that_refuses_the_conversation_breaks_no_gauge(piped, monkeypatch) -> None:
+    def refuse(_session):
+        raise UsageError("roles must alternate")
+
+    monkeypatch.setattr(EchoSession, "used_tokens", property(refuse, lambda _session, _value: None), raising=False)
+    chat = piped("/model\n")
+    assert "chat template refuses this conversation" in chat.streams.stderr
+    assert chat.status() in chat.streams.stderr
 
 
 def test_save_and_load(piped, tmp_path: Path) -> None:

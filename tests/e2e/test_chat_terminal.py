@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import sys
 import time
@@ -125,6 +126,84 @@ def test_ctrl_c_stops_an_answer_and_keeps_the_session(terminal, endless: Path) -
     chat.send("\x03")
     chat.wait("interrupted")
     chat.ready()
+    chat.send("/exit\r")
+    assert chat.code() == 0
+
+
+def test_continue_goes_on_after_ctrl_c(terminal, endless: Path) -> None:
+    chat = terminal("chat", "-m", endless)
+    chat.ready()
+    chat.send("hi\r")
+    chat.wait("tick tock")
+    for keys in ("/continue\r", "/continue\r"):
+        chat.send("\x03")
+        chat.wait("interrupted")
+        chat.ready()
+        chat.send(keys)
+        chat.wait("/continue")
+        chat.wait("tock")
+    chat.send("\x03")
+    chat.wait("interrupted")
+    chat.ready()
+    chat.send("/prompt\r")
+    chat.wait("<|im_start|>user\r\nhi<|im_end|>\r\n<|im_start|>assistant\r\n")
+    assert "<|im_start|>" not in chat.wait("left")  # one question, one answer
+    chat.send("/exit\r")
+    assert chat.code() == 0
+
+
+def test_edit_opens_the_last_message(terminal, hello: Path) -> None:
+    chat = terminal("chat", "-m", hello)
+    chat.ready()
+    chat.send("first\r")
+    chat.wait(ANSWER)
+    chat.ready()
+    chat.send("/edit\r")
+    chat.wait("first")
+    time.sleep(0.3)
+    chat.send(" draft\r")
+    chat.wait(ANSWER)
+    chat.ready()
+    chat.send("/edit\r")
+    chat.wait("first draft")
+    time.sleep(0.3)
+    chat.send("\x03")
+    chat.wait("stays as it is")
+    chat.ready()
+    chat.send("/prompt\r")
+    shown = chat.wait("Hello, world!<|im_end|>")
+    assert shown.count("<|im_start|>user") == 1
+    assert "first draft<|im_end|>" in shown
+    chat.send("/exit\r")
+    assert chat.code() == 0
+
+
+def test_another_model_answers_or_the_old_one_does(terminal, hello: Path, scripted, tmp_path: Path) -> None:
+    damaged = shutil.copytree(hello, tmp_path / "damaged")
+    (damaged / "model.safetensors").write_bytes(b"no weights")
+    chat = terminal("chat", "-m", hello)
+    chat.ready()
+    chat.send("hi\r")
+    chat.wait(ANSWER)
+    for name, message in (("no-such-model", "no model named"), (damaged, "model.safetensors")):
+        chat.ready()
+        chat.send(f"/model {name}\r")
+        chat.wait("error:")
+        chat.wait(message)
+    chat.ready()
+    chat.send("again\r")
+    chat.wait(ANSWER)
+    chat.ready()
+    chat.send(f"/model {scripted(['Bonjour', ' !'])}\r")
+    chat.wait("model: ")
+    chat.ready()
+    chat.send("who?\r")
+    chat.wait("Bonjour !")
+    chat.ready()
+    chat.send("/prompt\r")
+    shown = chat.wait("Bonjour !<|im_end|>")
+    roles = re.findall(r"<\|im_start\|>(\w+)", shown)
+    assert roles == ["user", "assistant"] * 3
     chat.send("/exit\r")
     assert chat.code() == 0
 

@@ -41,7 +41,8 @@ def test_chats(demo_folder: Path, demo_tokenizer: Tokenizer) -> None:
     assert template is not None
     for row in goldens("demo_text_goldens.json")["chats"]:
         turns = goldens("text_goldens.json")["chats"][row["chat"]]
-        options = {"add_generation_prompt": row["prompt"], "think": row["think"], "tools": row["tools"], "date": date()}
+        tools = goldens("text_goldens.json")["tools"] if row["tools"] is True else row["tools"] or None
+        options = {"add_generation_prompt": row["prompt"], "think": row["think"], "tools": tools, "date": date()}
         segments = template.render(chat(turns), **options)
         assert "".join(segment.text for segment in segments) == row["text"]
         assert demo_tokenizer.encode_segments(segments) == row["ids"]

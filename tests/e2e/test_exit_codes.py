@@ -90,12 +90,18 @@ def test_a_closed_stdin_is_no_prompt(environment, hello: Path) -> None:
 ANNOUNCED = "import os; from tileinfer_cli.app import main; os.write(2, b'up'); main()"
 
 
+# A thread that is in the middle of long work, as one of a product's may be.
+WITH_A_BUSY_THREAD = (
+    "import time, concurrent.futures as c; c.ThreadPoolExecutor(1).submit(time.sleep, 30); " + ANNOUNCED
+)
+
+
 def interrupted_after(
-    delay: float, args: list[str], environment: dict[str, str], number: int
+    delay: float, args: list[str], environment: dict[str, str], number: int, program: str = ANNOUNCED
 ) -> tuple[int, float, str, str]:
     """Exit code, seconds from the signal to the end, stdout, stderr."""
     process = subprocess.Popen(
-        [sys.executable, "-c", ANNOUNCED, *args],
+        [sys.executable, "-c", program, *args],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -121,6 +127,15 @@ def test_a_signal_ends_start_loading_and_decoding(
     assert seconds < 1
     assert out in ("", "\n") or out.startswith("tick")
     assert out == "" or out.endswith("\n")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_waits_for_no_thread(number: int, code: int, environment, endless: Path) -> None:
+    args = ["generate", "hi", "-m", str(endless), "--quiet"]
+    found, seconds, out, err = interrupted_after(1.5, args, environment, number, WITH_A_BUSY_THREAD)
+    assert (found, err) == (code, "")
+    assert seconds < 10  # of the thread's 30
+    assert out.endswith("\n")  # what was said is there to its last line
 
 
 def test_a_signal_ends_a_long_prefill(environment, endless: Path, tmp_path: Path) -> None:

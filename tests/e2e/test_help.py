@@ -29,6 +29,15 @@ def test_help_lists_the_commands_and_imports_nothing_heavy(environment) -> None:
     assert [name for name in imported if name.startswith(HEAVY)] == []
 
 
+def test_an_answer_waits_for_no_library_that_it_does_not_need(environment, hello) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "tileinfer_cli", "generate", "hi", "-m", str(hello)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    imported = {line.rsplit("|", 1)[1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "numpy" in imported
+    unneeded = ("rich", "prompt_toolkit", "huggingface_hub", "gguf", "safetensors", "importlib.metadata")
+    assert [name for name in imported if name.startswith(unneeded)] == []
+
+
 def test_help_answers_soon_after_python_itself(environment) -> None:
     """150 ms over Python's start is the promise, measured on an idle machine; the bound here allows for a busy one."""
 

@@ -107,8 +107,9 @@ def test_refusals(machine: Any) -> None:
     call = Call(machine, 4, 2, 64, 100, "bfloat16", norm=True)
     with pytest.raises(ValueError, match="1 splits of one page hold 64 positions, not 100"):
         call.run(AttentionConfig("page", 1))
-    with pytest.raises(ValueError, match="0 splits, expected at least 1"):
-        call.run(AttentionConfig("loop", 0))
+    for splits in (0, 7):
+        with pytest.raises(ValueError, match=f"{splits} splits, expected a power of two or the sum of two"):
+            call.run(AttentionConfig("loop", splits))
     with pytest.raises(ValueError, match=r"block_table has 16 entries, expected at least 32"):
         call.run(AttentionConfig("page", 32))
     call.gains[0] = None

@@ -16,7 +16,7 @@ import pytest
 from tests.checkpoints import write_checkpoint
 from tests.reference import tiny_models
 from tests.reference.tiny_models import VARIANTS
-from tileinfer_core.backends.cuda import load
+from tileinfer_core.backends.cuda import load, loader
 from tileinfer_core.backends.cuda.interpreted import InterpretedDevice
 from tileinfer_core.backends.numpy_backend import NumpyRunner
 from tileinfer_core.config import ModelConfig
@@ -39,6 +39,9 @@ MODELS = {
         "vocab_size": 307,
     },
     "qwen3-bias": {**VARIANTS["qwen3-untied"], **SMALL, "num_attention_heads": 2, "num_key_value_heads": 2},
+    "qwen2": {**VARIANTS["qwen2-untied"], **SMALL, "num_attention_heads": 3},
+    "apertus": {**VARIANTS["apertus-llama3"], **SMALL, "num_hidden_layers": 2},
+    "apertus-bias": {**VARIANTS["apertus-biases"], **SMALL, "head_dim": 128, "num_attention_heads": 2},
     "llama-128": {**VARIANTS["llama-yarn"], **SMALL, "head_dim": 128, "num_attention_heads": 8, "num_hidden_layers": 1},
 }
 
@@ -75,6 +78,7 @@ def no_compiler(monkeypatch):
     class NoWarmup:
         def __init__(self, *_args): ...
         def start(self): ...
+        def cancel(self): ...
         def finish(self, _on_progress):
             return 0.0
 
@@ -103,7 +107,16 @@ def assert_greedy_follows(p, prompt, sampled):
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("qwen3", "BF16"), ("llama", "F16"), ("qwen3-bias", "F16"), ("llama-128", "BF16")]
+    ("name", "dtype"),
+    [
+        ("qwen3", "BF16"),
+        ("llama", "F16"),
+        ("qwen3-bias", "F16"),
+        ("llama-128", "BF16"),
+        ("qwen2", "F16"),
+        ("apertus", "BF16"),
+        ("apertus-bias", "F16"),
+    ],
 )
 def test_logits_equal_numpys(pair, name, dtype):
     p = pair(name, dtype=dtype)
@@ -113,7 +126,16 @@ def test_logits_equal_numpys(pair, name, dtype):
     np.testing.assert_allclose(np.concatenate([first, rest]), p.logits_after(ids), rtol=0, atol=p.tolerance)
 
 
-@pytest.mark.parametrize(("name", "dtype", "pdl"), [("qwen3", "BF16", True), ("llama", "F16", False)])
+@pytest.mark.parametrize(
+    ("name", "dtype", "pdl"),
+    [
+        ("qwen3", "BF16", True),
+        ("llama", "F16", False),
+        ("qwen2", "F16", True),
+        ("apertus", "BF16", False),
+        ("apertus-bias", "F16", True),
+    ],
+)
 def test_greedy_tokens_equal_numpys_across_a_page_border(pair, name, dtype, pdl):
     p = pair(name, dtype=dtype, pdl=pdl)
     prompt = p.ids(58)
@@ -317,6 +339,14 @@ def test_shapes_the_kernels_do_not_take_are_refused_by_name(tmp_path, monkeypatc
     monkeypatch.setitem(MODELS, "odd", {**VARIANTS["llama-tied"], **SMALL, **fields})
     with pytest.raises(UnsupportedModelError, match="CUDA kernels") as caught:
         Pair(tmp_path, "odd")
+    assert "--backend cpu" in caught.value.hint
+
+
+def test_constants_of_xielu_that_the_kernels_lack_are_refused_by_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(tiny_models, "_xielu", lambda name, _, shape: np.full(shape, 0.75 if "beta" in name else -1e-6))
+    monkeypatch.setattr(loader, "_pieces", lambda *_: pytest.fail("too late"))
+    with pytest.raises(UnsupportedModelError, match=r"xIELU with beta 0\.75 .* supported: 0\.5") as caught:
+        Pair(tmp_path, "apertus")
     assert "--backend cpu" in caught.value.hint
 
 

@@ -127,12 +127,29 @@ def test_joined_parts_are_stated_in_order():
 def test_the_structure_says_what_a_planning_backend_must_know():
     llama = define_model(ModelConfig.from_dict(VARIANTS["llama-biases"]), tied=False).structure
     qwen3 = define_model(ModelConfig.from_dict(VARIANTS["qwen3-untied"]), tied=False).structure
+    qwen2 = define_model(ModelConfig.from_dict(VARIANTS["qwen2-untied"]), tied=False).structure
+    apertus = define_model(ModelConfig.from_dict(VARIANTS["apertus-biases"]), tied=False).structure
     assert (llama.qk_norm, llama.qkv_bias, llama.o_bias, llama.mlp_bias) == (False, True, True, True)
     assert (qwen3.qk_norm, qwen3.qkv_bias, qwen3.o_bias, qwen3.mlp_bias) == (True, True, True, False)
+    assert (qwen2.qk_norm, qwen2.qkv_bias, qwen2.o_bias, qwen2.mlp_bias) == (False, True, False, False)
+    assert (apertus.qk_norm, apertus.mlp, apertus.activation) == (True, "plain", "xielu")
     assert (qwen3.mlp, qwen3.activation, qwen3.norm_placement) == ("gated", "silu", "pre")
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_every_registered_model_type_has_its_file(model_type):
-    config = ModelConfig.from_dict({**VARIANTS["llama-tied"], "model_type": model_type, "architectures": None})
-    assert define_model(config, tied=True).parameters
+def test_every_registered_model_type_has_goldens(model_type):
+    assert [name for name in VARIANTS if VARIANTS[name]["model_type"] == model_type]
+
+
+def test_an_apertus_without_stored_constants_has_the_usual_ones(tmp_path):
+    name = "apertus-llama3"
+    arrays = {k: v for k, v in tensors(name).items() if not k.endswith(("act_fn.beta", "act_fn.eps"))}
+    without = logits(write_checkpoint(tmp_path / "without", VARIANTS[name], arrays), name)
+    np.testing.assert_allclose(without, logits(write_variant(tmp_path / "with", name), name), rtol=0, atol=1e-5)
+
+
+def test_an_apertus_without_its_alphas_is_incomplete(tmp_path):
+    arrays = {k: v for k, v in tensors("apertus-tied").items() if "1.mlp.act_fn.alpha_n" not in k}
+    write_checkpoint(tmp_path, VARIANTS["apertus-tied"], arrays)
+    with pytest.raises(ModelError, match=r"1 missing: model\.layers\.1\.mlp\.act_fn\.alpha_n"):
+        define(tmp_path)

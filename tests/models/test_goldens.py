@@ -1,4 +1,4 @@
-"""Tiny random Llama and Qwen3 models against what Transformers computed for them (reference/make_model_goldens.py).
+"""Tiny random models of every model type against what Transformers computed for them (reference/make_model_goldens.py).
 
 Logits within 2e-4 in float32: rounding of sums in another order stays below 2e-5 here, a wrong rope table at position
 12,000 moves them by 1e-1.
@@ -65,7 +65,7 @@ def test_greedy_tokens_equal_transformers(tmp_path, name):
 
 
 @pytest.mark.parametrize("dtype", ["F16", "BF16"])
-@pytest.mark.parametrize("name", ["llama-biases", "qwen3-tied"])
+@pytest.mark.parametrize("name", ["llama-biases", "qwen3-tied", "qwen2-untied", "apertus-constants"])
 def test_half_precision_files_give_the_same_logits(tmp_path, name, dtype):
     """The tiny weights are exact in every storage type, so the golden holds for all of them."""
     runner = load_runner(write_variant(tmp_path, name, dtype=dtype))

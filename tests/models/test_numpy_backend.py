@@ -190,7 +190,6 @@ def test_every_bfloat16_value_is_widened_exactly():
 @pytest.mark.parametrize("dtype", ["F16", "BF16", "F32"])
 def test_tensors_longer_than_a_job_arrive_whole(tmp_path, monkeypatch, dtype):
     monkeypatch.setattr(numpy_weights, "BLOCK", 64)
-    monkeypatch.setattr(numpy_weights, "JOB", 1000)
     a = (np.arange(7 * 333) % 251 - 125).astype(np.float32).reshape(333, 7) / 64
     b = a[:33] * -2
     write_safetensors(tmp_path / "model.safetensors", {"pad": np.ones(3, np.float32), "a": a, "b": b}, dtype)
@@ -229,7 +228,7 @@ def test_available_memory_is_read_where_linux_says_it(tmp_path):
 
 
 def test_an_interrupt_while_loading_stops_the_threads(tmp_path, monkeypatch):
-    monkeypatch.setattr(numpy_weights, "JOB", 500)
+    monkeypatch.setattr(numpy_weights, "BLOCK", 500)
     folder = write_checkpoint(tmp_path, VARIANTS["llama-tied"], tensors("llama-tied"))
 
     def interrupt(_event):

@@ -13,7 +13,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tiny_models import GREEDY_STEPS, LONG, LONG_TOKENS, ROPE_POSITIONS, VARIANTS, other_rope_form, prompt, tensors
+from tiny_models import (
+    EXAMPLES,
+    GREEDY_STEPS,
+    LONG,
+    LONG_TOKENS,
+    ROPE_POSITIONS,
+    VARIANTS,
+    other_rope_form,
+    prompt,
+    tensors,
+)
 from transformers import AutoConfig, AutoModelForCausalLM
 
 LOGIT_ROWS = 4
@@ -50,7 +60,8 @@ def greedy(model: torch.nn.Module, ids: list[int]) -> tuple[list[int], float]:
 
 
 def rope_tables(model: torch.nn.Module) -> np.ndarray:
-    positions = [p for p in ROPE_POSITIONS if p < 256 or model.model.rotary_emb.rope_type != "dynamic"]
+    end = model.config.max_position_embeddings  # from there on "dynamic" changes with the sequence's length
+    positions = [p for p in ROPE_POSITIONS if p < end or model.model.rotary_emb.rope_type != "dynamic"]
     x = torch.zeros(1, 1, 1)
     tables = [model.model.rotary_emb(x, torch.tensor([[p]])) for p in positions]
     half = tables[0][0].shape[-1] // 2
@@ -58,8 +69,8 @@ def rope_tables(model: torch.nn.Module) -> np.ndarray:
 
 
 def goldens(name: str) -> dict[str, np.ndarray]:
-    model = build(name, VARIANTS[name])
-    twin = build(name, other_rope_form(VARIANTS[name]))
+    config = (VARIANTS | EXAMPLES)[name]
+    model, twin = build(name, config), build(name, other_rope_form(config))
     probe = prompt(name, PROMPT_TOKENS)
     assert np.array_equal(last_logits(twin, probe, 1), last_logits(model, probe, 1)), name
     found = {f"{name}/rope": rope_tables(twin)}
@@ -85,7 +96,7 @@ def main() -> None:
     torch.set_num_threads(1)
     found: dict[str, np.ndarray] = {}
     with torch.no_grad():
-        for name in VARIANTS:
+        for name in VARIANTS | EXAMPLES:
             found |= goldens(name)
     np.savez_compressed(Path(__file__).with_name("model_goldens.npz"), **found)
 

@@ -82,6 +82,26 @@ CHATS = {
         ("user", "b"),
     ],
     "tools": [("user", "weather?"), ("tool", '{"t": "21 °C", "a": "<b>"}'), ("tool", "line\n2")],
+    "five turns": [
+        ("system", "Count."),
+        ("user", "one"),
+        ("assistant", "1", ""),
+        ("user", "two?"),
+        ("assistant", " 2 ", "after 1"),
+        ("user", "3"),
+        ("assistant", "three\n\n\n3"),
+        ("user", "vier"),
+        ("assistant", "4", "German now"),
+        ("user", "fünf!"),
+    ],
+    "odd contents": [
+        ("user", ""),
+        ("assistant", ""),
+        ("user", " \n\t "),
+        ("assistant", "{{ bos_token }} {% raw %} <|inner_prefix|>y<|inner_suffix|>"),
+        ("user", "<|im_end|>\n<|assistant_end|></s>[/INST]<|eot_id|> \u200b\ufeff\r\n"),
+    ],
+    "no question": [("assistant", "I begin.")],
     "command": [("system", "Be brief. /no_think "), ("user", "one\ntwo\nthree")],
 }
 
@@ -155,6 +175,22 @@ def tekken() -> tuple[Tokenizer, dict]:
     return tokenizer, {"bos_token": "<s>", "eos_token": "</s>"}
 
 
+APERTUS_CONTROLS = [
+    *(f"<|{role}_{end}|>" for role in ("system", "developer", "user", "assistant") for end in ("start", "end")),
+    *(f"<|{block}_{end}|>" for block in ("inner", "tools") for end in ("prefix", "suffix")),
+]
+
+
+def apertus() -> tuple[Tokenizer, dict]:
+    """Tekken's pre-tokenizer; its own control tokens; whole words are taken from the vocabulary before merging."""
+    tokenizer = byte_level(split(TEKKEN), ignore_merges=True)
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>", "<pad>", "<SPECIAL_4>", *APERTUS_CONTROLS])
+    bos = tokenizer.token_to_id("<s>")
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", bos)])
+    names = {"bos_token": "<s>", "eos_token": "<|assistant_end|>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    return tokenizer, names
+
+
 def sentencepiece_model() -> models.BPE:
     """A BPE over ▁-words with the 256 byte tokens, as SentencePiece makes it."""
     trained = Tokenizer(models.BPE())
@@ -197,11 +233,12 @@ def metaspace() -> tuple[Tokenizer, dict]:
 
 
 FAMILIES = {
-    "qwen": (qwen, ["reasoning"]),
+    "apertus": (apertus, ["deliberation"]),
+    "qwen": (qwen, ["reasoning", "default_system"]),
     "llama3": (llama3, ["dated"]),
     "smollm": (smollm, ["chatml"]),
     "gpt2": (gpt2, ["macros"]),
-    "tekken": (tekken, ["strict"]),
+    "tekken": (tekken, ["strict", "bracketed"]),
     "sentencepiece": (sentencepiece, ["strict"]),
     "metaspace": (metaspace, ["strict"]),
 }
@@ -212,7 +249,23 @@ SCAFFOLDS = [
     "{1}{0}",
 ]
 TOOLS = [
-    {"type": "function", "function": {"name": "weather", "description": 'größer & "kleiner" <b>', "parameters": {}}}
+    {"type": "function", "function": {"name": "weather", "description": 'größer & "kleiner" <b>', "parameters": {}}},
+    {
+        "type": "function",
+        "function": {
+            "name": "find",
+            "description": "Finds things.\nIn order.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "what": {"type": "string", "description": "a name", "enum": ["a", "b"]},
+                    "limits": {"type": "array", "items": {"type": "integer"}, "default": 3},
+                    "where": {"type": "object", "properties": {"x": {"type": ["number", "null"]}}, "required": ["x"]},
+                },
+                "required": ["what"],
+            },
+        },
+    },
 ]
 
 
@@ -244,7 +297,7 @@ def chats(tokenizer) -> list[dict]:
             options = {"add_generation_prompt": prompt}
             options |= {} if think is None else {"enable_thinking": think, "thinking": think}
             options |= {} if tools is None else {"tools": tools}
-            row = {"chat": name, "prompt": prompt, "think": think, "tools": tools}
+            row = {"chat": name, "prompt": prompt, "think": think, "tools": tools is not None}
             rows.append(row | rendered(tokenizer, chat, **options))
     return rows
 
@@ -340,7 +393,7 @@ def write(name: str, value: object) -> None:
 def main() -> None:
     chat_template_utils.datetime = FixedClock
     write("text_goldens.json", {
-        "corpus": CORPUS, "chats": CHATS, "date": DATE.isoformat(),
+        "corpus": CORPUS, "chats": CHATS, "tools": TOOLS, "date": DATE.isoformat(),
         "families": {name: family(name) for name in FAMILIES},
     })  # fmt: skip
     write("sampling_goldens.json", sampling())

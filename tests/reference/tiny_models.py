@@ -26,6 +26,9 @@ _BASE: dict[str, Any] = {
 }
 _LLAMA = {**_BASE, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 _QWEN3 = {**_BASE, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "rms_norm_eps": 1e-6, "head_dim": 32}
+_QWEN2 = {**_BASE, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "rms_norm_eps": 1e-6}
+_MISTRAL = {**_BASE, "model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": None}
+_APERTUS = {**_BASE, "model_type": "apertus", "architectures": ["ApertusForCausalLM"], "hidden_act": "xielu"}
 _LONG = {**_LLAMA, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
 _LONG["max_position_embeddings"] = 16384
 
@@ -57,10 +60,37 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3-untied": {**_QWEN3, "rope_theta": 1000000, "rope_scaling": None, "attention_bias": True},
     "qwen3-linear": {**_QWEN3, **_new("linear", factor=4.0), "num_key_value_heads": 4},
     "qwen3-yarn": {**_QWEN3, **_old("yarn", 1e6, **_YARN_FULL), "num_key_value_heads": 1},
+    "llama-eps": {**_LLAMA, **_new("default"), "rms_norm_eps": 0.02, "hidden_act": "swish"},
+    "qwen3-llama3": {**_QWEN3, **_new("llama3", 1e6, **_LLAMA3), "attention_bias": True},
+    "qwen3-dynamic": {**_QWEN3, **_old("dynamic", 1e6, key="type", factor=2.0), "tie_word_embeddings": True},
+    "qwen2-tied": {**_QWEN2, **_new("default", 1e6), "tie_word_embeddings": True, "sliding_window": 4096},
+    "qwen2-untied": {**_QWEN2, "rope_theta": 1e6, "rope_scaling": None, "num_key_value_heads": 1},
+    "qwen2-yarn": {**_QWEN2, **_old("yarn", 1e6, key="type", **_YARN), "num_key_value_heads": 4},
+    "mistral": {**_MISTRAL, **_new("default", 1e6), "head_dim": 24},
+    "mistral-window": {**_MISTRAL, "rope_theta": 10000.0, "sliding_window": 256, "tie_word_embeddings": True},
+    "mistral-linear": {**_MISTRAL, **_old("linear", 1e4, factor=2.0), "num_key_value_heads": 4},
+    "apertus-llama3": {**_APERTUS, **_old("llama3", 12e6, **_LLAMA3), "qk_norm": True, "post_norm": False},
+    "apertus-tied": {**_APERTUS, **_new("default", 12e6), "tie_word_embeddings": True, "rms_norm_eps": 0.01},
+    "apertus-biases": {**_APERTUS, **_new("linear", 1e6, factor=2.0), "attention_bias": True, "mlp_bias": False},
+    "apertus-head-dim": {**_APERTUS, **_new("yarn", 1e6, **_YARN), "head_dim": 24, "num_key_value_heads": 1},
+    "apertus-constants": {**_APERTUS, **_old("dynamic", 1e6, factor=4.0), "num_key_value_heads": None},
     "long-default": {**_LONG, **_new("default", 5e5)},
     "long-linear": {**_LONG, **_old("linear", key="type", factor=4.0)},
     "long-llama3": {**_LONG, **_old("llama3", 5e5, key="type", **_LLAMA3_LONG)},
     "long-yarn": {**_LONG, **_new("yarn", **{**_YARN, "original_max_position_embeddings": 4096})},
+    "long-dynamic": {**_LONG, **_new("dynamic", 5e5, factor=4.0), "max_position_embeddings": 65536},
+}
+# Model types that only docs/adding_a_model.md has.
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "seed-oss": {
+        **_BASE,
+        "model_type": "seed_oss",
+        "architectures": ["SeedOssForCausalLM"],
+        "attention_bias": True,
+        "attention_out_bias": False,
+        "head_dim": 64,
+        **_new("default", 1e7),
+    },
 }
 GREEDY = tuple(name for name in VARIANTS if not name.startswith("long"))
 LONG = tuple(name for name in VARIANTS if name.startswith("long"))
@@ -75,7 +105,9 @@ def other_rope_form(config: dict[str, Any]) -> dict[str, Any]:
     if "rope_parameters" in config:
         options = dict(config["rope_parameters"])
         theta = options.pop("rope_theta")
-        default = options.get("rope_type") == "default"
+        default = (
+            options.get("rope_type") == "default" and config["model_type"] != "apertus"
+        )  # null is no default there
         return {**rest, "rope_theta": theta, "rope_scaling": None if default else options}
     options = dict(config.get("rope_scaling") or {"rope_type": "default"})
     options["rope_type"] = options.pop("type", options.get("rope_type"))
@@ -84,30 +116,36 @@ def other_rope_form(config: dict[str, Any]) -> dict[str, Any]:
 
 def prompt(name: str, length: int, salt: int = 0) -> list[int]:
     """Token ids that follow from the name and the salt; 0 … 2 are left out."""
-    vocab = VARIANTS[name]["vocab_size"]
+    vocab = (VARIANTS | EXAMPLES)[name]["vocab_size"]
     return (3 + _hash(f"{name}/prompt/{salt}", length) % np.uint64(vocab - 3)).astype(int).tolist()
 
 
 def tensors(name: str) -> dict[str, np.ndarray]:
     """The checkpoint of a variant by Hugging Face's names, as float32."""
-    return {tensor: _values(f"{name}/{tensor}", shape) for tensor, shape in shapes(VARIANTS[name]).items()}
+    return {tensor: _values(f"{name}/{tensor}", shape) for tensor, shape in shapes((VARIANTS | EXAMPLES)[name]).items()}
 
 
 def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Hugging Face's tensor names and shapes of a Llama or Qwen3 checkpoint."""
+    """Hugging Face's tensor names and shapes of a checkpoint."""
     hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
     head_dim = config.get("head_dim") or hidden // heads
     kv_rows = (config.get("num_key_value_heads") or heads) * head_dim
-    attention, mlp = config.get("attention_bias", False), config.get("mlp_bias", False)
+    kind = config["model_type"]
+    qkv, mlp = kind == "qwen2" or config.get("attention_bias"), config.get("mlp_bias")
+    o = config.get("attention_out_bias", config.get("attention_bias"))
     linears = {
-        "self_attn.q_proj": (heads * head_dim, hidden, attention),
-        "self_attn.k_proj": (kv_rows, hidden, attention),
-        "self_attn.v_proj": (kv_rows, hidden, attention),
-        "self_attn.o_proj": (hidden, heads * head_dim, attention),
+        "self_attn.q_proj": (heads * head_dim, hidden, qkv),
+        "self_attn.k_proj": (kv_rows, hidden, qkv),
+        "self_attn.v_proj": (kv_rows, hidden, qkv),
+        "self_attn.o_proj": (hidden, heads * head_dim, o),
         "mlp.gate_proj": (inner, hidden, mlp),
         "mlp.up_proj": (inner, hidden, mlp),
         "mlp.down_proj": (hidden, inner, mlp),
     }
+    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    if kind == "apertus":
+        del linears["mlp.gate_proj"]
+        norms = ("attention_layernorm", "feedforward_layernorm")
     result: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
@@ -115,10 +153,13 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             result[f"{prefix}{linear}.weight"] = (rows, columns)
             if bias:
                 result[f"{prefix}{linear}.bias"] = (rows,)
-        for norm in ("input_layernorm", "post_attention_layernorm"):
+        for norm in norms:
             result[f"{prefix}{norm}.weight"] = (hidden,)
-        if config["model_type"] == "qwen3":
+        if kind in ("qwen3", "apertus"):
             result |= {f"{prefix}self_attn.{which}_norm.weight": (head_dim,) for which in "qk"}
+        if kind == "apertus":
+            result |= {f"{prefix}mlp.act_fn.{alpha}": (1,) for alpha in ("alpha_p", "alpha_n")}
+            result |= {f"{prefix}mlp.act_fn.{buffer}": () for buffer in ("beta", "eps")}
     result["model.norm.weight"] = (hidden,)
     if not config.get("tie_word_embeddings"):
         result["lm_head.weight"] = (config["vocab_size"], hidden)
@@ -130,8 +171,19 @@ def _values(name: str, shape: tuple[int, ...]) -> np.ndarray:
     steps = (_hash(name, count) % np.uint64(255)).astype(np.int64) - 127  # -127 … 127
     if "norm" in name:
         return (1 + (steps // 4) / 64).astype(np.float32).reshape(shape)  # 0.5 … 1.5
+    if ".act_fn." in name:
+        return _xielu(name, steps, shape)
     scale = 2.0**-8 if "embed" in name or name.endswith(("o_proj.weight", "down_proj.weight")) else 2.0**-9
     return (steps * scale).astype(np.float32).reshape(shape)
+
+
+def _xielu(name: str, steps: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """alpha_p and alpha_n from -2 to 2; beta and eps as trained, but for the variant that has others."""
+    usual = {"beta": 0.5, "eps": -(2.0**-20)}  # -1e-6 has no exact bfloat16
+    other = {"beta": 0.75, "eps": -(2.0**-3)}
+    constants = other if name.startswith("apertus-constants/") else usual
+    kind = name.rpartition(".")[2]
+    return (steps / 64 if kind not in constants else np.full(1, constants[kind])).astype(np.float32).reshape(shape)
 
 
 def _hash(name: str, count: int) -> np.ndarray:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.text_fixtures import TEMPLATES, chat, date, tokenizer, with_template
+from tests.text_fixtures import FAMILIES, TEMPLATES, chat, date, family, tokenizer, with_template
 from tileinfer_core.chat_template import ChatTemplate
 from tileinfer_core.errors import DamagedModelError, ModelError
 from tileinfer_core.messages import Message, Segment
@@ -415,9 +415,10 @@ def test_hostile_templates_neither_hang_nor_eat_memory(tmp_path):
 
 def test_a_long_conversation_stays_far_below_the_bounds(tmp_path):
     turns = [("user", "question " * 200), ("assistant", "answer " * 200, "thought " * 100)] * 300
-    for name, source in (("qwen", "reasoning"), ("llama3", "dated"), ("smollm", "chatml")):
+    for name, source in (("qwen", "reasoning"), ("llama3", "dated"), ("smollm", "chatml"), ("apertus", "deliberation")):
         assert len(text(segments(template(tmp_path, source, name), *turns))) > 900_000
 
 
 def test_every_fixture_is_used():
-    assert {path.stem for path in TEMPLATES.iterdir()} == {"chatml", "reasoning", "dated", "strict", "macros"}
+    used = {template for name in FAMILIES for template in family(name)["templates"]}
+    assert {path.stem for path in TEMPLATES.iterdir()} == used

@@ -13,6 +13,7 @@ from tileinfer_core.models.rope import inverse_frequencies
 
 LLAMA = VARIANTS["llama-tied"]
 QWEN3 = VARIANTS["qwen3-untied"]
+APERTUS = VARIANTS["apertus-llama3"]
 
 
 def load(**changes):
@@ -143,8 +144,8 @@ def test_yarn_stretches_the_context_and_dynamic_does_not():
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
         ({"num_local_experts": 8}, "num_local_experts"),
         ({"num_experts": 128}, "num_experts"),
-        ({"sliding_window": 64}, "sliding_window 64"),
-        ({"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 64}, "sliding_window 64"),
+        ({"qk_norm": True}, "qk_norm"),
+        ({"hidden_act": "xielu"}, "xielu"),
         ({"layer_types": ["linear_attention"]}, "linear_attention"),
         ({"attention_chunk_size": 8192}, "attention_chunk_size"),
         ({"use_qk_norm": True}, "use_qk_norm"),
@@ -162,7 +163,30 @@ def test_what_would_change_the_result_is_refused_by_name(changes, named):
 def test_the_list_of_supported_model_types_is_shown():
     with pytest.raises(UnsupportedModelError) as caught:
         load(model_type="mamba")
-    assert caught.value.hint == "supported model types: llama, qwen3"
+    assert caught.value.hint == "supported model types: apertus, llama, mistral, qwen2, qwen3"
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"hidden_act": "silu"}, "activation 'silu'"),
+        ({"qk_norm": False}, "qk_norm False"),
+        ({"post_norm": True}, "post_norm True"),
+        ({"mlp_bias": True}, "mlp_bias True"),
+    ],
+)
+def test_an_apertus_that_is_built_otherwise_is_refused_by_name(changes, named):
+    ModelConfig.from_dict({**APERTUS, "post_norm": False, "qk_norm": True, "mlp_bias": False})
+    with pytest.raises(UnsupportedModelError, match=named):
+        ModelConfig.from_dict({**APERTUS, **changes})
+
+
+@pytest.mark.parametrize("rope", [{"rope_scaling": None}, {}, {"rope_parameters": {}}])
+def test_an_apertus_without_a_rope_object_is_damage(rope):
+    """Transformers 4 and 5 read it differently."""
+    table = {**without(APERTUS, "rope_scaling"), "rope_theta": 12e6, **rope}
+    with pytest.raises(DamagedModelError, match="neither rope_parameters nor rope_scaling"):
+        ModelConfig.from_dict(table)
 
 
 @pytest.mark.parametrize(
@@ -172,11 +196,7 @@ def test_the_list_of_supported_model_types_is_shown():
         {"partial_rotary_factor": 1.0},
         {"num_experts": 0},
         {"quantization_config": None},
-        {"use_sliding_window": False, "sliding_window": 4096},
-        {"sliding_window": None, "use_sliding_window": True},
-        {"sliding_window": 256},
-        {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 3},
-        {"layer_types": ["full_attention"] * 3, "sliding_window": 64},
+        {"qk_norm": False, "post_norm": False},
         {"hidden_act": "swish"},
     ],
 )
@@ -184,10 +204,52 @@ def test_the_same_options_without_effect_are_accepted(changes):
     load(**changes)
 
 
-def test_a_qwen3_window_is_in_use_only_when_asked_for():
-    ModelConfig.from_dict({**QWEN3, "sliding_window": 64})
-    with pytest.raises(UnsupportedModelError, match="sliding_window 64"):
-        ModelConfig.from_dict({**QWEN3, "sliding_window": 64, "use_sliding_window": True, "max_window_layers": 1})
+# Sliding windows
+
+
+@pytest.mark.parametrize("changes", [{}, {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}])
+def test_a_window_ends_the_context_at_its_length(changes):
+    assert load(sliding_window=64, **changes).max_context == 64
+    assert load(sliding_window=512, **changes).max_context == 256
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"use_sliding_window": False, "sliding_window": 64},
+        {"use_sliding_window": True, "sliding_window": None},
+        {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 3},
+        {"layer_types": ["full_attention"] * 3, "sliding_window": 64},
+        {"sliding_window": 0},
+        {"sliding_window": -1},
+    ],
+)
+def test_a_window_that_is_not_in_use_ends_nothing(changes):
+    assert load(**changes).max_context == 256
+
+
+@pytest.mark.parametrize("name", ["qwen2-untied", "qwen3-untied"])
+def test_a_qwen_window_is_in_use_only_when_asked_for(name):
+    table = {**VARIANTS[name], "sliding_window": 64}
+    assert ModelConfig.from_dict(table).max_context == 256
+    assert ModelConfig.from_dict({**table, "use_sliding_window": True}).max_context == 256  # from layer 28 on
+    asked = ModelConfig.from_dict({**table, "use_sliding_window": True, "max_window_layers": 1})
+    assert (asked.sliding_window, asked.max_context) == (64, 64)
+
+
+def test_mistral_has_a_window_unless_it_says_otherwise():
+    table = {**without(VARIANTS["mistral"], "sliding_window"), "max_position_embeddings": 32768}
+    assert ModelConfig.from_dict(table).max_context == 4096
+    assert ModelConfig.from_dict({**table, "sliding_window": None}).max_context == 32768
+
+
+def test_what_is_absent_is_what_the_model_type_says():
+    assert ModelConfig.from_dict(without(QWEN3, "head_dim")).head_dim == 128
+    assert ModelConfig.from_dict(VARIANTS["qwen2-tied"]).head_dim == 16
+    heads = {"num_attention_heads": 64, "hidden_size": 4096}
+    for name, expected in (("qwen3-untied", 32), ("qwen2-untied", 32), ("mistral", 8), ("llama-tied", 64)):
+        table = {**without(VARIANTS[name], "num_key_value_heads"), **heads}
+        assert ModelConfig.from_dict(table).num_key_value_heads == expected
 
 
 # End-of-sequence ids

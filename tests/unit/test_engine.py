@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from tests.scripted_model import write_scripted_model
 from tileinfer_core.backends.numpy_backend import NumpyRunner
+from tileinfer_core.backends.numpy_weights import WeightLoad
 from tileinfer_core.engine import Engine, EngineOptions, Request
 from tileinfer_core.errors import (
     BackendUnavailableError,
@@ -21,6 +23,7 @@ from tileinfer_core.errors import (
 )
 from tileinfer_core.events import Finished, PrefillProgress, TextDelta
 from tileinfer_core.messages import Message
+from tileinfer_core.prompting import PromptEncoder
 from tileinfer_core.sampling import SamplingParams
 
 GREEDY = Request(SamplingParams(temperature=0.0))
@@ -208,6 +211,32 @@ def test_a_damaged_file_is_a_model_error_with_its_name(tmp_path, name, raw):
     (folder / name).write_bytes(raw)
     with pytest.raises(ModelError, match=name):
         Engine.load(folder)
+
+
+def test_the_text_side_loads_while_the_weights_are_read(tmp_path, monkeypatch):
+    order = []
+    for owner, name in ((WeightLoad, "__init__"), (PromptEncoder, "__init__"), (WeightLoad, "finish")):
+        monkeypatch.setattr(owner, name, _noting(getattr(owner, name), order))
+    Engine.load(write_scripted_model(tmp_path / "m", WORDS))
+    assert order == ["WeightLoad.__init__", "PromptEncoder.__init__", "WeightLoad.finish"]
+
+
+def test_a_text_side_that_fails_stops_the_reading(tmp_path, monkeypatch):
+    calls, turns = [], sys.getswitchinterval()
+    monkeypatch.setattr(WeightLoad, "cancel", _noting(WeightLoad.cancel, calls))
+    folder = write_scripted_model(tmp_path / "m", WORDS)
+    (folder / "tokenizer.json").write_bytes(b"{")
+    with pytest.raises(ModelError):
+        Engine.load(folder)
+    assert (calls, sys.getswitchinterval()) == (["WeightLoad.cancel"], turns)
+
+
+def _noting(function, names):
+    def noting(*args, **kwargs):
+        names.append(function.__qualname__)
+        return function(*args, **kwargs)
+
+    return noting
 
 
 def test_weights_cut_short_are_damage(tmp_path):

@@ -188,6 +188,17 @@ def test_a_retry_that_is_refused_changes_nothing(session):
 # Interrupts and refusals
 
 
+def test_another_question_takes_the_place_of_the_last(session):
+    chat = session()
+    say(chat, "a")
+    say(chat, "b")
+    list(chat.retry(REQUEST, "c"))
+    assert [m.content for m in chat.messages] == ["a", SAID, "c", SAID]
+    chat.retry(REQUEST, "d").close()  # nothing is said: the old exchange is back
+    assert chat.last_question == "c"
+    assert roles(chat) == ["user", "assistant"] * 2
+
+
 @pytest.mark.parametrize("call", range(1, 8))
 def test_an_interrupt_in_any_step_keeps_the_partial_answer(session, monkeypatch, call):
     chat = session(options=EngineOptions(prefill_chunk=16))

@@ -10,6 +10,7 @@ from tileinfer_core.errors import ModelError
 
 CORPUS = goldens("text_goldens.json")["corpus"]
 CHATS = goldens("text_goldens.json")["chats"]
+TOOLS = goldens("text_goldens.json")["tools"]
 TEMPLATED = [(name, template) for name in FAMILIES for template in family(name)["templates"]]
 
 
@@ -51,7 +52,8 @@ def test_rendered_chats(name, template, tmp_path):
     compared = 0
     for row in family(name)["templates"][template]:
         messages = chat(CHATS[row["chat"]])
-        options = {"add_generation_prompt": row["prompt"], "think": row["think"], "tools": row["tools"], "date": date()}
+        tools = TOOLS if row["tools"] else None
+        options = {"add_generation_prompt": row["prompt"], "think": row["think"], "tools": tools, "date": date()}
         if "refused" in row:
             with pytest.raises(ModelError) as caught:
                 loaded.render(messages, **options)

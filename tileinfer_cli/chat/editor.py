@@ -41,6 +41,9 @@ class Reader(Protocol):
     def read(self) -> str | None:
         """The next message, never empty; None at the end. Raises KeyboardInterrupt to leave."""
 
+    def edit(self, text: str) -> str | None:
+        """The text as the person changed it; None if they gave up. UsageError where there is no editor."""
+
 
 class LineReader:
     """Messages from a pipe, a file, or a terminal too plain for the editor."""
@@ -64,6 +67,10 @@ class LineReader:
             self._leaving = False
             if text is None or text.strip():
                 return text
+
+    def edit(self, text: str) -> str | None:
+        del text
+        raise UsageError("/edit alone needs a terminal with a line editor", hint="/edit TEXT puts TEXT in its place")
 
     def _message(self) -> str | None:
         line = self._line()
@@ -96,6 +103,7 @@ class LineEditor:
     ) -> None:
         self._status = status
         self._leaving = False  # Ctrl-C was the last key
+        self._editing = False
         self._session = _new_session(canvas, open_history(history, err), sorted(commands), self)
 
     def placeholder(self) -> AnyFormattedText:
@@ -109,17 +117,33 @@ class LineEditor:
     def read(self) -> str | None:
         while True:
             self._leaving = False
-            handler = signal.getsignal(signal.SIGTERM)
             try:
-                text = self._session.prompt(PROMPT, pre_run=self._leave_on_sigterm)
+                text = self._prompt("")
             except EOFError:
                 return None
-            finally:
-                signal.signal(signal.SIGTERM, handler)  # the event loop has put the default back
-            if any("\ud800" <= char <= "\udfff" for char in text):
-                raise UsageError("the message is not UTF-8 text")
             if text.strip():
                 return text
+
+    def edit(self, text: str) -> str | None:
+        """Ctrl-C, Ctrl-D or an empty line gives up."""
+        self._editing = True
+        try:
+            text = self._prompt(text)
+        except (EOFError, KeyboardInterrupt):
+            return None
+        finally:
+            self._editing = False
+        return text if text.strip() else None
+
+    def _prompt(self, text: str) -> str:
+        handler = signal.getsignal(signal.SIGTERM)
+        try:
+            text = self._session.prompt(PROMPT, default=text, pre_run=self._leave_on_sigterm)
+        finally:
+            signal.signal(signal.SIGTERM, handler)  # the event loop has put the default back
+        if any("\ud800" <= char <= "\udfff" for char in text):
+            raise UsageError("the message is not UTF-8 text")
+        return text
 
     def _leave_on_sigterm(self) -> None:
         """An exception of a signal handler inside the event loop would leave the terminal in raw mode."""
@@ -146,7 +170,7 @@ class LineEditor:
         @keys.add("c-c")
         @keys.add("<sigint>")
         def _clear_or_leave(event: Any) -> None:
-            if self._leaving:
+            if self._leaving or self._editing:
                 event.app.exit(exception=KeyboardInterrupt())
             event.current_buffer.reset()
             self._leaving = True

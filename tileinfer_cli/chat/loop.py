@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tileinfer_cli.chat.editor import Reader
+    from tileinfer_cli.chat.swap import Models
     from tileinfer_cli.options import StopFlags, ThinkingFlags
     from tileinfer_cli.terminal import Streams
     from tileinfer_core.engine import Request
@@ -37,10 +38,12 @@ class Chat:
     flags: dict[str, float | int | None]  # sampling, by name; /set writes here too
     until: StopFlags
     thinking: ThinkingFlags
+    models: Models
     stats: bool = False
     quiet: bool = False
     set_here: set[str] = field(default_factory=set)  # names that /set has given a value
     leaving: bool = False
+    edit: Callable[[str], str | None] | None = None  # the reader's, while run_chat runs
 
     def wanted(self) -> opening.Wanted:
         """The next answer's request. A seed that nobody fixed is drawn anew, so that /retry gives another answer."""
@@ -53,9 +56,15 @@ class Chat:
         return replace(setting, origin="/set") if name in self.set_here else setting
 
     def gauge(self) -> str:
-        engine = self.session.engine
-        used, total = self.session.used_tokens, engine.context_length
+        used, total = self.session.used_tokens, self.session.engine.context_length
         return f"{used:,} tokens used, {max(total - used, 0):,} left"
+
+    def status(self) -> str:
+        """The gauge, or why there is none: the template of another model may refuse the conversation."""
+        try:
+            return self.gauge()
+        except TileinferError:
+            return "the model's chat template refuses this conversation"
 
     def answer(self, text: str) -> None:
         """Sends one message and shows what comes back."""
@@ -64,6 +73,14 @@ class Chat:
     def answer_again(self) -> None:
         """The last message once more; its old answer stays until the new one has said something."""
         self._show(self.session.retry)
+
+    def answer_instead(self, text: str) -> None:
+        """Another message in place of the last one."""
+        self._show(lambda request: self.session.retry(request, text))
+
+    def go_on(self) -> None:
+        """More of the last answer, which was cut short."""
+        self._show(self.session.go_on)
 
     def _show(self, ask: Callable[[Request], EventStream]) -> None:
         wanted = self.wanted()
@@ -79,6 +96,7 @@ class Chat:
 
 def run_chat(chat: Chat, reader: Reader) -> None:
     """Until EOF, /exit, or Ctrl-C twice at the prompt (which raises KeyboardInterrupt)."""
+    chat.edit = reader.edit
     while not chat.leaving:
         message = reader.read() if not reader.interactive else _read_patiently(chat, reader)
         if message is None:

@@ -77,25 +77,37 @@ def _clear(chat: Chat, _rest: str) -> None:
     print_note(chat.streams.err, "the conversation starts anew")
 
 
+def _system_text(value: str) -> str | None:
+    """`default` leaves the system prompt to the template, "" is an empty one."""
+    return None if value == "default" else "" if value == '""' else value
+
+
 def _system(chat: Chat, rest: str) -> None:
     """No text shows it, "" sends none."""
     if rest:
         chat.session.set_system("" if rest == '""' else rest)
+    _show_system(chat)
+
+
+def _show_system(chat: Chat) -> None:
     system = chat.session.system
-    print_note(
-        chat.streams.err,
-        "system: " + ("the template's own" if system is None else system or '""'),
-    )
+    print_note(chat.streams.err, "system: " + ("the template's own" if system is None else system or '""'))
+    if system is not None:
+        print_note(chat.streams.err, "/set system default gives it back to the template")
 
 
 def _set(chat: Chat, rest: str) -> None:
     name, value = _first_word(rest)
     name = name.removeprefix("--").replace("-", "_")
-    known = [*chat.flags, "max_tokens"]
+    known = [*chat.flags, "max_tokens", "system"]
     if not value:
         raise UsageError("/set wants NAME VALUE", hint=f"settings: {', '.join(known)}")
     if name not in known:
         raise UsageError(f"no setting {name!r}{nearest(name, known)}", hint=f"settings: {', '.join(known)}")
+    if name == "system":
+        chat.session.set_system(_system_text(value))
+        _show_system(chat)
+        return
     number = None if value == "default" else _number(name, value)
     if name == "max_tokens":
         chat.until = replace(chat.until, max_tokens=_positive(number))
@@ -202,6 +214,30 @@ def _retry(chat: Chat, _rest: str) -> None:
     chat.answer_again()
 
 
+def _continue(chat: Chat, _rest: str) -> None:
+    chat.go_on()
+
+
+def _edit(chat: Chat, rest: str) -> None:
+    """With a text: that in place of the last message. Without: the last message, to be changed at the prompt."""
+    question = chat.session.last_question
+    if question is None:
+        raise UsageError("there is no message to edit")
+    text = rest or (chat.edit(question) if chat.edit is not None else None)
+    if text is None:
+        print_note(chat.streams.err, "the message stays as it is")
+        return
+    chat.answer_instead(text)
+
+
+def _model(chat: Chat, rest: str) -> None:
+    """Without a name: which model it is."""
+    if rest:
+        chat.models.replace(chat.session, rest)
+    engine = chat.session.engine
+    print_note(chat.streams.err, f"model: {engine.folder.name} · {engine.backend.name} · {chat.status()}")
+
+
 def _undo(chat: Chat, _rest: str) -> None:
     text = chat.session.undo()
     if text is None:
@@ -214,10 +250,13 @@ COMMANDS = {
     "exit": SlashCommand("/exit", "leave (Ctrl-D does too)", _exit),
     "clear": SlashCommand("/clear", "forget the conversation, keep system prompt and settings", _clear),
     "system": SlashCommand("/system TEXT", 'set the system prompt; "" sends none; without TEXT show it', _system),
-    "set": SlashCommand("/set NAME VALUE", "change a setting, or give it back with `default`", _set),
+    "set": SlashCommand("/set NAME VALUE", "change a setting, or give it back: /set system default, say", _set),
     "params": SlashCommand("/params", "the settings of the next answer and their origins", _params),
+    "model": SlashCommand("/model NAME", "go on with another model; without NAME show which it is", _model),
     "think": SlashCommand("/think on|off", "ask the template for thinking or for none", _think),
     "retry": SlashCommand("/retry", "answer the last message again", _retry),
+    "edit": SlashCommand("/edit [TEXT]", "change the last message, or put TEXT in its place, and send it", _edit),
+    "continue": SlashCommand("/continue", "go on with an answer that was cut short", _continue),
     "undo": SlashCommand("/undo", "take the last message and its answer back", _undo),
     "stats": SlashCommand("/stats", "counts and speeds of the last answer", _stats),
     "tokens": SlashCommand("/tokens", "tokens used and left", _tokens),

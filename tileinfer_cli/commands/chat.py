@@ -6,6 +6,7 @@ from tileinfer_cli import opening, render
 from tileinfer_cli.chat.editor import Reader, new_reader
 from tileinfer_cli.chat.loop import Chat, run_chat
 from tileinfer_cli.chat.slash import COMMANDS
+from tileinfer_cli.chat.swap import Models
 from tileinfer_cli.commandline import Cli
 from tileinfer_cli.options import (
     ModelFlags,
@@ -45,15 +46,16 @@ def run(
     streams = cli.streams
     streams.out.require()
     settings = opening.load_settings()
-    folder = opening.find_model(cli, settings, where.model)
-    engine = opening.load_engine(cli, folder, opening.engine_options(where, settings), quiet=quiet)
+    models = Models(cli, where, settings, quiet)
+    engine = models.open(where.model)
     opening.warn_of_no_switch(cli, engine, thinking.think)
     from tileinfer_core.session import Session
 
     session = Session(engine, opening.system_text(settings, system))
-    chat = Chat(streams, session, settings, dict(asdict(sampling)), until, thinking, stats=stats, quiet=quiet)
+    flags = dict(asdict(sampling))
+    chat = Chat(streams, session, settings, flags, until, thinking, models, stats=stats, quiet=quiet)
     chat.wanted()  # a setting out of range is refused before the first message
-    reader: Reader = new_reader(streams, settings.history_path, [f"/{name}" for name in COMMANDS], chat.gauge)
+    reader: Reader = new_reader(streams, settings.history_path, [f"/{name}" for name in COMMANDS], chat.status)
     if reader.interactive and not quiet:
         render.print_note(streams.err, f"{engine.folder.name} · {engine.backend.name} ({engine.backend.reason})")
         render.print_note(streams.err, f"{engine.context_length:,} tokens of context · /help lists the commands")

@@ -63,6 +63,9 @@ class Backend(Protocol[T]):
     def gated_activation(self, gate_up: T, activation: str) -> T:
         """act(gate) * up; gate_up [T, 2F] with the gate first -> [T, F]."""
 
+    def xielu(self, x: T, numbers: T) -> T:
+        """xIELU of x [T, F] by a layer's [α_p, α_n, β, ε] (models/xielu.py). x is spent."""
+
     def add(self, x: T, y: T) -> T:
         """x + y [T, D]. x is spent: the result may lie in its memory."""
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 from tileinfer_core.errors import BackendUnavailableError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tileinfer_core.backends.base import Runner
     from tileinfer_core.models.decoder import ModelDefinition
     from tileinfer_core.progress import OnProgress
@@ -55,6 +57,17 @@ def choose_backend(requested: str) -> BackendChoice:
     raise BackendUnavailableError(message, hint=f"{cure}; `tileinfer doctor` has more")
 
 
+@dataclass(frozen=True, slots=True)
+class RunnerLoad:
+    """A runner on its way. On the CPU its weights are being read already; on a GPU `finish` does all the work.
+
+    `finish` may raise OutOfMemoryError, BackendUnavailableError, ModelError. `cancel` returns at once.
+    """
+
+    finish: Callable[[OnProgress], Runner]
+    cancel: Callable[[], None]
+
+
 def load_runner(
     choice: BackendChoice,
     model: ModelDefinition,
@@ -66,26 +79,65 @@ def load_runner(
 ) -> Runner:
     """Load the weights on the backend chosen; `files` None fills them with noise, for timing a shape.
 
+    For the other arguments and errors see `start_loading`.
+    """
+    if files is None and choice.name == "cpu":
+        from tileinfer_core.backends.numpy_backend import NumpyRunner  # noqa: PLC0415
+
+        return NumpyRunner.with_noise(model)
+    return start_loading(choice, model, files, context=context, prefill_chunk=prefill_chunk).finish(on_progress)
+
+
+def start_loading(
+    choice: BackendChoice,
+    model: ModelDefinition,
+    files: WeightFiles | None,
+    *,
+    context: int | None,
+    prefill_chunk: int | None,
+) -> RunnerLoad:
+    """Begin to load the weights on the backend chosen.
+
     `context` is what the user asked for: a backend that plans its memory refuses one that does not fit, and without it
     finds the longest that does. `prefill_chunk` None is the backend's own choice.
 
     Raises:
-        OutOfMemoryError, BackendUnavailableError, ModelError: what keeps it from running.
+        OutOfMemoryError, BackendUnavailableError: what keeps it from running.
     """
     if choice.name == "cuda":
-        try:
-            from tileinfer_core.backends.cuda import load  # noqa: PLC0415 - a backend is imported when chosen
-            from tileinfer_core.backends.cuda.gpu import GpuDevice  # noqa: PLC0415
-        except ImportError as error:  # installed, but not for this driver or this Python
-            hint = "`tileinfer doctor` looks closer; --backend cpu runs without a GPU"
-            raise BackendUnavailableError(f"the CUDA backend can't be imported: {error}", hint=hint) from error
-        chunk = prefill_chunk or load.PREFILL_CHUNK
+        return _start_cuda(model, files, context, prefill_chunk)
+    assert files is not None  # noqa: S101 - noise needs no loading
+    return _start_cpu(model, files)
+
+
+def _start_cuda(
+    model: ModelDefinition, files: WeightFiles | None, context: int | None, prefill_chunk: int | None
+) -> RunnerLoad:
+    try:
+        from tileinfer_core.backends.cuda import load  # noqa: PLC0415 - a backend is imported when chosen
+        from tileinfer_core.backends.cuda.gpu import GpuDevice  # noqa: PLC0415
+    except ImportError as error:  # installed, but not for this driver or this Python
+        hint = "`tileinfer doctor` looks closer; --backend cpu runs without a GPU"
+        raise BackendUnavailableError(f"the CUDA backend can't be imported: {error}", hint=hint) from error
+    chunk = prefill_chunk or load.PREFILL_CHUNK
+
+    def finish(on_progress: OnProgress) -> Runner:
         return load.load_runner(
             model, files, GpuDevice(), context=context, prefill_chunk=chunk, on_progress=on_progress
         )
-    from tileinfer_core.backends.numpy_backend import NumpyRunner  # noqa: PLC0415
 
-    del context, prefill_chunk  # memory for keys and values grows as it is used
-    if files is None:
-        return NumpyRunner.with_noise(model)
-    return NumpyRunner.load(model, files, on_progress)
+    return RunnerLoad(finish, cancel=lambda: None)
+
+
+def _start_cpu(model: ModelDefinition, files: WeightFiles) -> RunnerLoad:
+    """Memory for keys and values grows as it is used: there is nothing to plan."""
+    from tileinfer_core.backends.numpy_weights import WeightLoad  # noqa: PLC0415
+
+    weights = WeightLoad(model.parameters, files)
+
+    def finish(on_progress: OnProgress) -> Runner:
+        from tileinfer_core.backends.numpy_backend import NumpyRunner  # noqa: PLC0415
+
+        return NumpyRunner(model, weights.finish(on_progress))
+
+    return RunnerLoad(finish, weights.cancel)

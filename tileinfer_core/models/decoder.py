@@ -1,8 +1,9 @@
 """The parts that decoder models share, each driven by what the model declares.
 
-    parameters(structure, …)   the arrays of the model, with what is joined: q, k, v into one, gate and up into one
-    bind                       arrays by name -> typed weights
-    forward                    token ids -> hidden states, one layer after the other, in Backend's operations
+    base_structure       the pre-norm layer from a config's numbers, with what a model's file says of it
+    decoder_parameters   the arrays of the model, with what is joined: q, k, v into one, gate and up into one
+    bind                 arrays by name -> typed weights
+    forward              token ids -> hidden states, one layer after the other, in Backend's operations
 
 A model's file picks from these and writes its own where its layers differ. Names of stored tensors are Hugging Face's.
 """
@@ -10,9 +11,10 @@ A model's file picks from these and writes its own where its layers differ. Name
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from tileinfer_core.models.structure import LayerStructure, Parameter
+from tileinfer_core.models.xielu import xielu_parameter
 from tileinfer_core.weights import TensorSpec
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ JOINED: Mapping[str, tuple[str, ...]] = {
     "gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
     "down_proj": ("mlp.down_proj",),
 }
+UP_ALONE = ("mlp.up_proj",)  # a plain MLP's gate_up_proj
+NORMS = ("input_layernorm", "post_attention_layernorm")  # stored names of the norms before attention and MLP
 LM_HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -47,7 +51,10 @@ class ModelDefinition:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights(Generic[T]):
-    """One layer's arrays: qkv [(H + 2K)·d, D], o [D, H·d], gate_up [2F, D], down [D, F]; norms and biases 1-D."""
+    """One layer's arrays: qkv [(H + 2K)·d, D], o [D, H·d], gate_up [2F, D], down [D, F]; norms and biases 1-D.
+
+    A plain MLP has its up product alone in gate_up [F, D]. xielu: [α_p, α_n, β, ε].
+    """
 
     input_norm: T
     qkv: T
@@ -61,6 +68,7 @@ class LayerWeights(Generic[T]):
     gate_up_bias: T | None
     down: T
     down_bias: T | None
+    xielu: T | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +81,16 @@ class DecoderWeights(Generic[T]):
     lm_head: T
 
 
-def base_structure(config: ModelConfig, *, qk_norm: bool, mlp_bias: bool) -> LayerStructure:
-    """The pre-norm layer with a gated MLP, from a config's numbers."""
+def base_structure(
+    config: ModelConfig,
+    *,
+    qk_norm: bool = False,
+    qkv_bias: bool = False,
+    o_bias: bool = False,
+    mlp_bias: bool = False,
+    mlp: Literal["gated", "plain"] = "gated",
+) -> LayerStructure:
+    """The pre-norm layer, from a config's numbers."""
     return LayerStructure(
         hidden_size=config.hidden_size,
         num_attention_heads=config.num_attention_heads,
@@ -84,19 +100,22 @@ def base_structure(config: ModelConfig, *, qk_norm: bool, mlp_bias: bool) -> Lay
         rms_norm_eps=config.rms_norm_eps,
         rope=config.rope,
         qk_norm=qk_norm,
-        qkv_bias=config.attention_bias,
-        o_bias=config.attention_bias,
+        qkv_bias=qkv_bias,
+        o_bias=o_bias,
         mlp_bias=mlp_bias,
-        activation="silu",
+        activation=config.hidden_act,
+        mlp=mlp,
     )
 
 
-def decoder_parameters(config: ModelConfig, structure: LayerStructure, *, tied: bool) -> tuple[Parameter, ...]:
-    """The arrays in the order in which a forward pass first needs them."""
+def decoder_parameters(
+    config: ModelConfig, structure: LayerStructure, *, tied: bool, norms: tuple[str, str] = NORMS
+) -> tuple[Parameter, ...]:
+    """The arrays in the order in which a forward pass first needs them. `norms`: the layer norms' stored names."""
     whole = (config.vocab_size, config.hidden_size)
     arrays = [Parameter(EMBEDDING, (TensorSpec(EMBEDDING, whole),))]
     for layer in range(config.num_hidden_layers):
-        arrays += _layer_parameters(structure, layer)
+        arrays += _layer_parameters(structure, layer, norms)
     arrays.append(_single("model.norm.weight", (config.hidden_size,)))
     if not tied:
         arrays.append(_single(LM_HEAD, whole))
@@ -107,15 +126,19 @@ def _single(name: str, shape: tuple[int, ...]) -> Parameter:
     return Parameter(name, (TensorSpec(name, shape),))
 
 
-def _layer_parameters(structure: LayerStructure, layer: int) -> list[Parameter]:
+def _layer_parameters(structure: LayerStructure, layer: int, norms: tuple[str, str]) -> list[Parameter]:
     s, prefix = structure, f"model.layers.{layer}."
     hidden, inner = s.hidden_size, s.intermediate_size
     rows = {"q_proj": s.q_size, "k_proj": s.kv_size, "v_proj": s.kv_size, "o_proj": hidden}
     rows |= {"gate_proj": inner, "up_proj": inner, "down_proj": hidden}
     columns = {"o_proj": s.q_size, "down_proj": inner}
     biased = {"qkv_proj": s.qkv_bias, "o_proj": s.o_bias, "gate_up_proj": s.mlp_bias, "down_proj": s.mlp_bias}
-    arrays = [_single(prefix + "input_layernorm.weight", (hidden,))]
-    for joined, stored in JOINED.items():
+    before_attention, before_mlp = (
+        Parameter(f"{prefix}{name}.weight", (TensorSpec(f"{prefix}{stored}.weight", (hidden,)),))
+        for name, stored in zip(NORMS, norms, strict=True)
+    )
+    arrays = [before_attention]
+    for joined, stored in _joined(structure).items():
         sizes = [(name, rows[name.rpartition(".")[2]], columns.get(name.rpartition(".")[2], hidden)) for name in stored]
         weights = tuple(TensorSpec(f"{prefix}{name}.weight", (n, k)) for name, n, k in sizes)
         arrays.append(Parameter(f"{prefix}{joined}.weight", weights))
@@ -124,8 +147,14 @@ def _layer_parameters(structure: LayerStructure, layer: int) -> list[Parameter]:
             arrays.append(Parameter(f"{prefix}{joined}.bias", biases))
     if s.qk_norm:
         arrays += [_single(f"{prefix}self_attn.{name}_norm.weight", (s.head_dim,)) for name in "qk"]
-    arrays.append(_single(prefix + "post_attention_layernorm.weight", (hidden,)))
+    if s.activation == "xielu":
+        arrays.append(xielu_parameter(prefix + "xielu", prefix + "mlp.act_fn"))
+    arrays.append(before_mlp)
     return arrays
+
+
+def _joined(structure: LayerStructure) -> Mapping[str, tuple[str, ...]]:
+    return JOINED if structure.mlp == "gated" else {**JOINED, "gate_up_proj": UP_ALONE}
 
 
 def bind(model: ModelDefinition, arrays: Mapping[str, T]) -> DecoderWeights[T]:
@@ -147,6 +176,7 @@ def bind(model: ModelDefinition, arrays: Mapping[str, T]) -> DecoderWeights[T]:
                 gate_up_bias=arrays.get(prefix + "gate_up_proj.bias"),
                 down=arrays[prefix + "down_proj.weight"],
                 down_bias=arrays.get(prefix + "down_proj.bias"),
+                xielu=arrays.get(prefix + "xielu"),
             )
         )
     embedding = arrays[EMBEDDING]
@@ -183,7 +213,7 @@ class DecoderPass(Generic[T]):
         """One pre-norm layer on x [T, D], which is spent."""
         ops, eps = self.ops, self.structure.rms_norm_eps
         x = ops.add(x, self.attention(index, weights, ops.rms_norm(x, weights.input_norm, eps)))
-        return ops.add(x, self.gated_mlp(weights, ops.rms_norm(x, weights.post_norm, eps)))
+        return ops.add(x, self.mlp(weights, ops.rms_norm(x, weights.post_norm, eps)))
 
     def attention(self, index: int, weights: LayerWeights[T], x: T) -> T:
         """Self-attention of x [T, D] -> [T, D]; its keys and values are written to the cache."""
@@ -197,8 +227,11 @@ class DecoderPass(Generic[T]):
         out = ops.attention(ops.rope(q, start), self.cache, index)  # [T, H·d]
         return ops.linear(out, weights.o, weights.o_bias)
 
-    def gated_mlp(self, weights: LayerWeights[T], x: T) -> T:
-        """down(act(gate(x)) * up(x)): x [T, D] -> [T, D]."""
-        gate_up = self.ops.linear(x, weights.gate_up, weights.gate_up_bias)  # [T, 2F]
-        inner = self.ops.gated_activation(gate_up, self.structure.activation)
+    def mlp(self, weights: LayerWeights[T], x: T) -> T:
+        """down(act(gate(x)) * up(x)), or down(act(up(x))) without a gate: x [T, D] -> [T, D]."""
+        inner = self.ops.linear(x, weights.gate_up, weights.gate_up_bias)  # [T, 2F], plain [T, F]
+        if weights.xielu is None:
+            inner = self.ops.gated_activation(inner, self.structure.activation)
+        else:
+            inner = self.ops.xielu(inner, weights.xielu)
         return self.ops.linear(inner, weights.down, weights.down_bias)

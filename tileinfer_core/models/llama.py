@@ -9,14 +9,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tileinfer_core.models.decoder import base_structure, decoder_parameters
+from tileinfer_core.models.rules import ConfigRules
 
 if TYPE_CHECKING:
     from tileinfer_core.config import ModelConfig
     from tileinfer_core.models.structure import LayerStructure, Parameter
 
+CONFIG_RULES = ConfigRules()
+
 
 def layer_structure(config: ModelConfig) -> LayerStructure:
-    return base_structure(config, qk_norm=False, mlp_bias=config.mlp_bias)
+    biased = config.attention_bias
+    return base_structure(config, qkv_bias=biased, o_bias=biased, mlp_bias=config.mlp_bias)
 
 
 def parameters(config: ModelConfig, *, tied: bool) -> tuple[Parameter, ...]:

@@ -48,14 +48,18 @@ def _position_frequencies(theta: float, head_dim: int) -> Float32Array:
 
 
 def _llama3(rope: RopeConfig, inv_freq: Float32Array) -> Float32Array:
-    """Long waves divided by the factor, short ones kept, those between interpolated smoothly."""
+    """Long waves divided by the factor, short ones kept, those between interpolated smoothly.
+
+    PyTorch divides a number by a tensor as reciprocal times number: two roundings, kept here.
+    """
     original = rope.original_max_position_embeddings
     factor = np.float32(rope.factor)
     low, high = rope.low_freq_factor, rope.high_freq_factor
-    wavelength = np.float32(2 * math.pi) / inv_freq
+    one = np.float32(1)
+    wavelength = one / inv_freq * np.float32(2 * math.pi)
     scaled = np.where(wavelength > np.float32(original / low), inv_freq / factor, inv_freq)
-    smooth = (np.float32(original) / wavelength - np.float32(low)) / np.float32(high - low)
-    between = (np.float32(1) - smooth) * scaled / factor + smooth * scaled
+    smooth = (one / wavelength * np.float32(original) - np.float32(low)) / np.float32(high - low)
+    between = (one - smooth) * scaled / factor + smooth * scaled
     is_between = (wavelength >= np.float32(original / high)) & (wavelength <= np.float32(original / low))
     return np.where(is_between, between, scaled).astype(np.float32)
 

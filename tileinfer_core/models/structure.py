@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class LayerStructure:
     """One decoder layer; all layers of a model are alike.
 
-    pre-norm: x += O(attention(norm(x))), then x += down(act(gate(norm(x))) * up(norm(x))). `qk_norm` is an RMS norm
-    over head_dim of every query and key head, before the rotary embedding.
+    pre-norm: x += O(attention(norm(x))), then x += mlp(norm(x)). mlp "gated": down(act(gate(x)) * up(x)); "plain":
+    down(act(up(x))). `qk_norm` is an RMS norm over head_dim of every query and key head, before the rotary embedding.
     """
 
     hidden_size: int
@@ -33,8 +33,8 @@ class LayerStructure:
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
-    activation: Literal["silu"]
-    mlp: Literal["gated"] = "gated"
+    activation: Literal["silu", "xielu"]
+    mlp: Literal["gated", "plain"] = "gated"
     norm_placement: Literal["pre"] = "pre"
 
     @property
@@ -48,12 +48,18 @@ class LayerStructure:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One array of the running model: the stored tensors `parts`, joined along their first axis in this order."""
+    """One array of the running model, made of the stored tensors `parts`.
+
+    form "joined": along their first axis, in this order. "xielu": the numbers [α_p, α_n, β, ε] of models/xielu.py.
+    """
 
     name: str
     parts: tuple[TensorSpec, ...]
+    form: Literal["joined", "xielu"] = "joined"
 
     @property
     def shape(self) -> tuple[int, ...]:
+        if self.form == "xielu":
+            return (4,)
         rows = sum(part.shape[0] for part in self.parts)
         return (rows, *self.parts[0].shape[1:])

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from tileinfer_core.dtypes import BFLOAT16
-from tileinfer_core.errors import DamagedModelError, ModelError
+from tileinfer_core.errors import DamagedModelError, ModelError, UnsupportedModelError
+from tileinfer_core.models.xielu import AS_TRAINED, BETA, EPSILON, read_xielu
 from tileinfer_core.progress import ProgressEvent
 
 if TYPE_CHECKING:
@@ -77,9 +78,14 @@ def load_weights(
 
     Raises:
         ModelError, DamagedModelError: a file that can't be read, or has shrunk since its header was checked.
+        UnsupportedModelError: an activation's constants that the kernels don't have; before a matrix is read.
     """
-    pieces = [piece for p in model.parameters for piece in _pieces(p, files, arrays[p.name])]
-    total = sum(files.info(part.name).bytes for p in model.parameters for part in p.parts)
+    joined = [p for p in model.parameters if p.form == "joined"]
+    for parameter in model.parameters:
+        if parameter.form == "xielu":
+            device.copy_in(arrays[parameter.name], _xielu_numbers(parameter, files))
+    pieces = [piece for p in joined for piece in _pieces(p, files, arrays[p.name])]
+    total = sum(files.info(part.name).bytes for p in joined for part in p.parts)
     largest = max(_stage_bytes(piece) for piece in pieces)
     done = 0
     with _Stages(device, largest) as stages:
@@ -88,6 +94,19 @@ def load_weights(
             done += _stored_bytes(piece)
             on_progress(ProgressEvent(TASK, done, total, "bytes"))
     device.synchronize()
+
+
+def _xielu_numbers(parameter: Parameter, files: WeightFiles) -> HostArray:
+    """The kernels have β and ε as constants: an ε that differs by less than 1e-5 moves no output by more."""
+    numbers = read_xielu(parameter, files)
+    beta, epsilon = map(float, numbers[2:])
+    if beta != BETA or abs(epsilon - EPSILON) > 1e-5:
+        raise UnsupportedModelError(
+            f"the CUDA kernels do not take xIELU with beta {beta:g} and eps {epsilon:g} ({parameter.parts[0].name}); "
+            f"supported: {BETA:g} and {EPSILON:g}",
+            hint="run this model with --backend cpu",
+        )
+    return numbers
 
 
 def _pieces(parameter: Parameter, files: WeightFiles, array: Array) -> Iterator[_Piece]:
@@ -195,6 +214,9 @@ def random_weights(model: ModelDefinition, arrays: Mapping[str, Array], device: 
     stage[:] = (noise * 0.02).astype(stage.dtype)
     for parameter in model.parameters:
         array = arrays[parameter.name]
+        if parameter.form == "xielu":
+            device.copy_in(array, np.array(AS_TRAINED, np.float32))
+            continue
         if str(array.dtype) != half:
             device.copy_in(array, (1 + 0.1 * rng.standard_normal(array.shape)).astype(np.float32))
             continue

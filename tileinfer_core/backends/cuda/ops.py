@@ -18,12 +18,13 @@ from kernels.argmax import SampleOutputs
 from kernels.attention_decode import attention_config, attention_decode, context_bucket, workspace_floats
 from kernels.attention_prefill import AttentionPrefillConfig, attention_prefill
 from kernels.embedding import embedding, embedding_decode
-from kernels.linear import linear, linear_norm, linear_residual, linear_swiglu, square_slots
+from kernels.linear import linear, linear_norm, linear_residual, linear_swiglu, linear_xielu, square_slots
 from kernels.linear_prefill import (
     LinearPrefillConfig,
     linear_prefill,
     linear_prefill_residual,
     linear_prefill_swiglu,
+    linear_prefill_xielu,
 )
 from kernels.norm import rms_norm
 from kernels.rope import qk_norm_rope_kv
@@ -123,6 +124,11 @@ class Ops:
         """y [T, F] half."""
         linear_prefill_swiglu(self._launcher, x, w, y, config=self._product("_swiglu", x, w), bias=bias)
 
+    def xielu_rows(self, x: Array, w: Array, numbers: Array, y: Array) -> None:
+        """y [T, F] half = xIELU(x · wᵀ) by a layer's [α_p, α_n, β, ε]."""
+        config = self._product("_xielu", x, w)
+        linear_prefill_xielu(self._launcher, x, w, numbers[:2], y, config=config)
+
     def _product(self, form: str, x: Array, w: Array) -> LinearPrefillConfig:
         (tokens, k), n = x.shape, w.shape[0]
         return self._configured(LinearPrefillConfig, f"linear_prefill{form}", tokens=tokens, n=n, k=k)
@@ -160,6 +166,11 @@ class Ops:
 
     def swiglu_row(self, w: Array, b: Buffers) -> None:
         self._normed(linear_swiglu, w, b["o_sums"], b["act"], b)
+
+    def xielu_row(self, w: Array, numbers: Array, b: Buffers) -> None:
+        """β and ε are the kernel's constants; the loader has checked them."""
+        sums, eps = b["o_sums"], self._s.rms_norm_eps
+        linear_xielu(self._launcher, b["scaled"], sums, w, numbers[:2], b["act"], eps=eps)
 
     def logits_row(self, w: Array, b: Buffers) -> None:
         self._normed(linear_norm, w, b["down_sums"], b["logits"], b)

@@ -6,8 +6,8 @@
     decode(context) embed the sampled id, all layers, logits, sample: a whole step without the host
     all_logits      the logits after every row of a block, for evaluation
 
-Which kernels are called follows from LayerStructure: QK-norm or not, biases or not. A plan launches nothing: wrappers
-are called with a RecordingLauncher, which checks shapes and keeps the calls.
+Which kernels are called follows from LayerStructure: QK-norm or not, biases or not, a gated MLP or a plain one. A plan
+launches nothing: wrappers are called with a RecordingLauncher, which checks shapes and keeps the calls.
 """
 
 from __future__ import annotations
@@ -98,7 +98,10 @@ class Plans:
         o.attend_rows(q, pages, b["start"], attention)
         o.add_linear_rows(attention, w.o, w.o_bias, x)
         o.norm_rows(x, w.post_norm, normed)
-        o.swiglu_rows(normed, w.gate_up, w.gate_up_bias, act)
+        if w.xielu is None:
+            o.swiglu_rows(normed, w.gate_up, w.gate_up_bias, act)
+        else:
+            o.xielu_rows(normed, w.gate_up, w.xielu, act)
         o.add_linear_rows(act, w.down, w.down_bias, x)
 
     def all_logits(self, first: int, rows: int, out: Array) -> list[Recorded]:
@@ -131,7 +134,10 @@ class Plans:
             o.qkv_row(layer.qkv, layer.qkv_bias, b)
             o.attend_row((layer.q_norm, layer.k_norm), self._pages(index), context, b)
             o.o_row(layer.o, layer.o_bias, layer.post_norm, b)
-            o.swiglu_row(layer.gate_up, b)
+            if layer.xielu is None:
+                o.swiglu_row(layer.gate_up, b)
+            else:
+                o.xielu_row(layer.gate_up, layer.xielu, b)
             o.down_row(layer.down, layer.down_bias, next_norm, b)
         o.logits_row(w.lm_head, b)
         o.sample(b)

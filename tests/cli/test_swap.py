@@ -1,0 +1,83 @@
+"""`/model` when the new model can't be loaded: the old one is back, or the chat ends with the reason's code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.scripted_model import write_scripted_model
+from tileinfer_cli import opening
+from tileinfer_cli.chat.swap import Models
+from tileinfer_cli.commandline import Cli
+from tileinfer_cli.options import ModelFlags
+from tileinfer_core.engine import Engine, Request
+from tileinfer_core.errors import ModelError, OutOfMemoryError
+from tileinfer_core.sampling import SamplingParams
+from tileinfer_core.session import Session
+from tileinfer_core.settings import Settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+REQUEST = Request(SamplingParams(temperature=0.0))
+
+
+@pytest.fixture
+def models(recorded, tmp_path: Path) -> Models:
+    settings = Settings.load({"HOME": str(tmp_path)}, tmp_path / "none.toml")
+    return Models(Cli(recorded(tty=False)), ModelFlags(), settings, quiet=True)
+
+
+@pytest.fixture
+def session(models: Models, tmp_path: Path) -> Session:
+    chat = Session(models.open(str(write_scripted_model(tmp_path / "old", ["old", " one"]))))
+    list(chat.send("a", REQUEST))
+    return chat
+
+
+def failing_loads(monkeypatch: pytest.MonkeyPatch, *errors: BaseException) -> None:
+    """The next loads fail with these; those after them do what they always do."""
+    left, load = list(errors), Engine.load
+
+    def fail_or_load(*args: object) -> Engine:
+        if left:
+            raise left.pop(0)
+        return load(*args)
+
+    monkeypatch.setattr(Engine, "load", fail_or_load)
+
+
+@pytest.mark.parametrize("error", [OutOfMemoryError("too big"), KeyboardInterrupt()])
+def test_a_load_that_fails_brings_the_old_model_back(
+    error: BaseException, models: Models, session: Session, tmp_path: Path, monkeypatch
+) -> None:
+    other = write_scripted_model(tmp_path / "new", ["new"])
+    failing_loads(monkeypatch, error)
+    with pytest.raises(type(error)):
+        models.replace(session, str(other))
+    assert [event.text for event in list(session.send("b", REQUEST))[-1:]] == ["old one"]
+    assert [message.content for message in session.messages] == ["a", "old one", "b", "old one"]
+
+
+@pytest.mark.parametrize(("second", "code"), [(OutOfMemoryError("gone too"), 8), (KeyboardInterrupt(), 130)])
+def test_without_the_old_model_the_chat_ends(
+    second: BaseException, code: int, models: Models, session: Session, tmp_path: Path, monkeypatch
+) -> None:
+    other = write_scripted_model(tmp_path / "new", ["new"])
+    failing_loads(monkeypatch, OutOfMemoryError("too big"), second)
+    with pytest.raises(SystemExit) as caught:
+        models.replace(session, str(other))
+    assert caught.value.code == code
+    assert ("gone too" in models.cli.streams.stderr) is (code == 8)
+
+
+def test_a_model_that_cannot_chat_is_refused_while_the_old_one_is_there(
+    models: Models, session: Session, tmp_path: Path, monkeypatch
+) -> None:
+    other = write_scripted_model(tmp_path / "raw", ["x"], template=None)
+    engine = session.engine
+    monkeypatch.setattr(opening, "load_engine", None)
+    with pytest.raises(ModelError, match="no chat template"):
+        models.replace(session, str(other))
+    assert session.engine is engine

@@ -1,0 +1,48 @@
+"""How much memory a model takes, from its config alone: weights and keys and values, in 16 bits and in INT8.
+
+INT8 here is what `quantize` writes: every matrix one byte an element, with a 16-bit scale for each row, and for each
+HEAD_GROUP columns of embedding and head. Norms and biases stay as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+from tileinfer_core.models.decoder import EMBEDDING, LM_HEAD
+
+if TYPE_CHECKING:
+    from tileinfer_core.models.decoder import ModelDefinition
+
+Weights = Literal["float32", "bf16", "int8"]
+HEAD_GROUP = 64
+
+
+def weight_bytes(model: ModelDefinition, weights: Weights) -> int:
+    """All arrays, each once: a tied head is the embedding."""
+    item = 4 if weights == "float32" else 2
+    total = 0
+    for parameter in model.parameters:
+        elements = math.prod(parameter.shape)
+        if weights != "int8" or len(parameter.shape) == 1:
+            total += elements * item
+            continue
+        rows, columns = parameter.shape
+        groups = -(-columns // HEAD_GROUP) if parameter.name in (EMBEDDING, LM_HEAD) else 1
+        total += elements + rows * groups * item
+    return total
+
+
+def weight_count(model: ModelDefinition) -> int:
+    """Stored numbers: what a model's name calls its size."""
+    return sum(math.prod(parameter.shape) for parameter in model.parameters)
+
+
+def kv_bytes_per_token(model: ModelDefinition, weights: Weights) -> int:
+    """Keys and values of one token in all layers, which stay in 16 bits beside INT8 weights."""
+    return 2 * model.config.num_hidden_layers * model.structure.kv_size * (4 if weights == "float32" else 2)
+
+
+def total_bytes(model: ModelDefinition, weights: Weights, context: int) -> int:
+    """Weights, and the keys and values of a sequence."""
+    return weight_bytes(model, weights) + context * kv_bytes_per_token(model, weights)
