@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import subprocess
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -30,17 +32,18 @@ from cutile_cache._cache import MetadataV1, cache_key, cache_lookup, cache_store
 from kernels.cache import UnreadableCacheError, cache_dir, compiler_version, size_limit, trim
 from kernels.cubin import Resources, resources
 from kernels.cubin_store import CubinStore
+from kernels.processes import end_tree
 from kernels.specs import ArraySpec, Recorded, RecordingLauncher
 from kernels.without_torch import without_torch
 
 with without_torch():
-    from cuda.tile import TileCompilerTimeoutError
+    from cuda.tile import TileCompilerExecutionError, TileCompilerTimeoutError
     from cuda.tile._compile import (
         _bytecode_to_mlir_text,
         _find_compiler_bin,
         _get_compiler_version_string,
+        _parse_tileir_stderr,
         _tileiras_effective_opt_and_device_debug,
-        compile_cubin,
         compile_tile,
     )
 
@@ -162,8 +165,39 @@ def _tileiras(job: _Job, timeout: float | None) -> bytes:
     with tempfile.TemporaryDirectory(prefix="tileinfer-") as folder:
         source = Path(folder) / "kernel.bytecode"
         source.write_bytes(job.bytecode)
-        options = job.record.kernel._compiler_options  # noqa: SLF001
-        return Path(compile_cubin(str(source), options, job.arch, timeout)).read_bytes()
+        cubin = source.with_suffix(".cubin")
+        _run_tileiras([str(source), "-o", str(cubin)], _flags(job), timeout)
+        return cubin.read_bytes()
+
+
+def _flags(job: _Job) -> list[str]:
+    """As cuda.tile's compile_cubin has them: its cache's keys stand for them."""
+    level, debug = _tileiras_effective_opt_and_device_debug(job.record.kernel._compiler_options, job.arch)  # noqa: SLF001
+    return ["--gpu-name", job.arch, f"-O{level}", "--device-debug" if debug else "--lineinfo"]
+
+
+def _run_tileiras(args: list[str], flags: list[str], timeout: float | None) -> None:
+    """cuda.tile's own way to run it, but for the end of its time: ptxas, which tileiras runs, must end with it."""
+    binary = _find_compiler_bin()
+    environ = {**os.environ, "LD_LIBRARY_PATH": binary.ld_path, "PATH": binary.bin_path}
+    if not binary.pass_cuda_home_var:
+        environ = {name: value for name, value in environ.items() if name not in ("CUDA_HOME", "CUDA_PATH")}
+    command = [binary.path, *args, *flags]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:  # noqa: S603
+        try:
+            _, said = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            end_tree(process.pid, signal.SIGKILL)
+            process.communicate()
+            message = f"the compiler exceeded its timeout of {timeout:g} s"
+            raise TileCompilerTimeoutError(message, " ".join(flags), _get_compiler_version_string()) from None
+        except BaseException:
+            end_tree(process.pid)
+            raise
+    if process.returncode:
+        message, where = _parse_tileir_stderr(said.decode(errors="replace"))
+        version = _get_compiler_version_string()
+        raise TileCompilerExecutionError(process.returncode, message, where, " ".join(flags), version)
 
 
 def _resources(job: _Job, cubin: bytes, disassemble: Disassemble) -> Resources:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import sys
-import threading
+import time
 from pathlib import Path
 from typing import Any
 
+import cuda.tile as ct
 import pytest
 
 from kernels import compile as compiler
 from kernels.cache import cache_dir, entries
 from kernels.compile import CompileTimeoutError, Recorded, compile_all, compile_one
+from kernels.processes import children
 from kernels.specs import ArraySpec
 from tests.checkpoints import write_checkpoint
 from tests.kernels.kernels_for_tests import copy_kernel
@@ -85,14 +89,28 @@ def test_the_size_limit_holds_for_what_is_compiled_ahead(own_cache: Path, monkey
     assert len(found) == 2 or {entry.symbol for entry in found[:2]} == {copy_record(1000).signature().symbol}
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_time_out_ends_the_compiler(own_cache: Path) -> None:
-    """The process is gone when the error comes, and the error is one of its own."""
-    with pytest.raises(CompileTimeoutError, match=r"exceeded timeout 0.01s"):
+def test_a_time_out_is_an_error_of_its_own(own_cache: Path) -> None:
+    with pytest.raises(CompileTimeoutError, match=r"copy_kernel for sm_90: .*its timeout of 0.01 s"):
         compile_one(copy_record(), "sm_90", timeout=0.01, disassemble="never")
-    children = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
-    assert not [pid for pid in children if Path(f"/proc/{pid}/comm").read_text().startswith("tileiras")]
+    assert children(os.getpid()) == []
     assert entries(own_cache) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_time_out_ends_the_compiler_and_what_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """tileiras runs ptxas, which would go on by itself, for minutes."""
+    script = tmp_path / "tileiras"
+    script.write_text(f"#!/bin/sh\nsleep 60 &\necho $! > {tmp_path}/ptxas\nwait\n")
+    script.chmod(0o755)
+    found = dataclasses.replace(compiler._find_compiler_bin(), path=str(script))
+    monkeypatch.setattr(compiler, "_find_compiler_bin", lambda: found)
+    start = time.monotonic()
+    with pytest.raises(ct.TileCompilerTimeoutError, match=r"exceeded its timeout of 0\.5 s"):
+        compiler._run_tileiras([], [], 0.5)
+    assert time.monotonic() - start < 10
+    below = int((tmp_path / "ptxas").read_text())
+    assert not Path(f"/proc/{below}").exists() or "Z" in Path(f"/proc/{below}/stat").read_text()
+    assert children(os.getpid()) == []
 
 
 def test_a_time_out_as_the_command_reports_it(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import threading
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 
 from kernels.compile import CompileError, CompileTimeoutError, compile_all, distinct
 from kernels.cubin_store import CubinStore
+from kernels.processes import children, end_tree
 from tileinfer_core.backends.cuda.buffers import ROW_STEP
 from tileinfer_core.compiler_settings import MORE_TIME, compiler_timeout, timeout_text
 from tileinfer_core.errors import BackendError, CompilerTimeoutError
@@ -159,9 +159,8 @@ class KernelWarmup:
 
 
 def stop_compilers() -> None:
-    """End this process's own tileiras processes. Linux only; elsewhere they run to their end."""
-    for children in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError, ValueError):
-            for pid in map(int, children.read_text(encoding="ascii").split()):
-                if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").startswith(COMPILER):
-                    os.kill(pid, signal.SIGTERM)
+    """End this process's own tileiras processes, with what they run. Linux only; elsewhere they run to their end."""
+    for pid in children(os.getpid()):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").startswith(COMPILER):
+                end_tree(pid)
