@@ -34,7 +34,7 @@ class CubinStore:
     """Files of one folder: a line of JSON (symbol, arch, compiler), then the cubin. Without a folder nothing is kept.
 
     `on_compile(symbol)` is called when an installed kernel was not here and had to be compiled or looked up by its
-    Tile IR.
+    Tile IR. `seen` has the specialisations that launches of this process have asked for: kernel -> symbols.
     """
 
     def __init__(self, folder: Path | None, arch: str, on_compile: Callable[[str], None] | None = None) -> None:
@@ -42,6 +42,7 @@ class CubinStore:
         self._arch = arch
         self._base = f"{_FORMAT} {arch} {cache.compiler_version()}"
         self._on_compile = on_compile
+        self.seen: dict[str, list[str]] = {}
 
     @classmethod
     def beside_cache(cls, arch: str, on_compile: Callable[[str], None] | None = None) -> CubinStore:
@@ -94,6 +95,7 @@ class CubinStore:
 
     def _compile(self, kernel: Any, signature: Any, *args: Any) -> Any:
         symbol = signature.with_mangled_symbol(kernel._pyfunc.__name__).symbol  # noqa: SLF001
+        self.seen.setdefault(kernel._pyfunc.__name__, []).append(symbol)  # noqa: SLF001
         found = self.find(kernel, symbol)
         if found is not None:
             return *found, None, ()

@@ -71,7 +71,8 @@ def ahead(_out: Path) -> None:
     loaded = load("Qwen3-0.6B")
     new = entries() - before
     say(f"then a model loaded in {loaded.load_s:.2f} s, {loaded.runner.compile_s} s of it compiling, {new} new entries")
-    say("compiled by launches:", list(loaded.runner.device.compiled))
+    device = loaded.runner.device
+    say(f"forms loaded: {sum(map(len, device.specialisations.values()))}, compiled by launches: {device.compiled}")
     loaded.runner.close()
 
 

@@ -190,6 +190,7 @@ def test_a_kept_cubin_is_loaded_and_others_are_told_apart(tmp_path):
             assert (cubin, name, host, providers) == (b"\x7fELF\n" + symbol.encode(), symbol, None, ())
         assert Kernel.compiled == count
     assert CubinStore(tmp_path, "sm_80").path(Kernel(), "a") != store.path(Kernel(), "a")
+    assert store.seen == {Kernel()._pyfunc.__name__: ["a", "a", "b", "b", "a", "a"]}  # a kernel object each
 
 
 def test_a_folder_that_can_not_be_written_costs_only_time(tmp_path):

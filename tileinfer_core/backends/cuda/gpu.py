@@ -22,7 +22,7 @@ from tileinfer_core.dtypes import BFLOAT16
 from tileinfer_core.errors import BackendError, BackendUnavailableError, OutOfMemoryError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from kernels.specs import Recorded
     from tileinfer_core.backends.cuda.device import Array, Event, Graph, HostArray
@@ -93,6 +93,11 @@ class GpuDevice:
         self._launcher = GpuLauncher(self._stream.ptr, self.arch, pdl=self.pdl)
         self.compiled: list[str] = []
         self._store = CubinStore.beside_cache(self.arch, self.compiled.append)
+
+    @property
+    def specialisations(self) -> Mapping[str, Sequence[str]]:
+        """Kernel -> symbols of the forms that launches have loaded or compiled; docs/launching.md reads them."""
+        return self._store.seen
 
     @property
     def stream(self) -> Any:
