@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from tileinfer_core.kernel_probe import ProbeResult
 
 _TIMES = ("MIN", "MEDIAN", "MEAN", "LAUNCH", "BITS")
-_CODE = ("CODE", "REGISTERS", "SHARED", "SPILLS", "THREADS", "PARAMETERS", "KERNELS", "SIZE", "TENSOR CORES")
-_WORDS = ("VARIANT", "BITS", "CODE", "TENSOR CORES")
+_CODE = ("IR", "CODE", "REGISTERS", "SHARED", "SPILLS", "THREADS", "PARAMETERS", "KERNELS", "SIZE", "TENSOR CORES")
+_WORDS = ("VARIANT", "BITS", "IR", "CODE", "TENSOR CORES")
 
 
 def print_probe(out: TextStream, result: ProbeResult) -> None:
@@ -28,7 +28,7 @@ def print_probe(out: TextStream, result: ProbeResult) -> None:
 
 def _row(row: dict[str, Any], timed: bool) -> list[str]:
     if row["error"]:
-        return [row["variant"], *[""] * (len(_TIMES) * timed), f"did not compile: {row['error']}", *[""] * 8]
+        return [row["variant"], *[""] * (len(_TIMES) * timed), f"did not compile: {row['error']}", *[""] * 9]
     return [row["variant"], *(_times(row["times_us"]) if timed else ()), *_code(row)]
 
 
@@ -47,4 +47,4 @@ def _code(row: dict[str, Any]) -> list[str]:
     counted = "not counted" if cores is None else ", ".join(f"{name} {n}" for name, n in cores.items()) or "-"
     numbers = (row["registers"], row["shared_bytes"], spills, row["threads"], row["parameters"], row["kernels"])
     size = "" if row["instructions"] is None else str(row["instructions"])
-    return [row["letter"], *map(str, numbers), size, counted]
+    return [row["ir"], row["letter"], *map(str, numbers), size, counted]

@@ -56,7 +56,7 @@ class ProbeResult:
     def as_dict(self) -> dict[str, Any]:
         rows = []
         for each in self.codes:
-            row = {key: value for key, value in asdict(each).items() if key != "digest"}
+            row = {key: value for key, value in asdict(each).items() if not key.endswith("digest")}
             times = self.time_of(each.variant)
             row["times_us"] = None if times is None else {k: v for k, v in asdict(times).items() if k != "variant"}
             rows.append(row)

@@ -3,7 +3,8 @@
     <folder>/<variant>/<kernel>.tileir, .sass, .cubin     to be compared with any diff
     <folder>/report.py                                    the probe with a runner: what a bug report can carry
 
-Two variants have the same letter when their instructions are the same, register for register.
+Two variants have one `ir` letter when their Tile IR is the same but for the kernel's name, and one `letter` when their
+instructions are, register for register. tileiras 13.4 can make two codes of one Tile IR, so the first is the firm one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import re
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 RUNNER = Path(__file__).parent / "standalone.txt"
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(.*?);", re.MULTILINE)
+_ENTRY = re.compile(r"entry @\w+")
 _OWN_SYMBOL = re.compile(r"`\([A-Za-z_]\w*\)")  # a return names its own kernel
 
 
@@ -39,7 +41,7 @@ class Code:
         kernels: specialisations that its launches need.
         parameters: of the launch with the most.
         tensor_core: instructions by name; None where nvdisasm is missing, as `instructions` and the local ones.
-        letter: equal for variants with the same instructions.
+        ir, letter: equal for variants with the same Tile IR, and with the same instructions.
         error: the compiler's words where it did not compile; the numbers are 0 then.
     """
 
@@ -57,9 +59,11 @@ class Code:
     instructions: int | None = None
     cubin_bytes: int = 0
     compile_s: float = 0.0
+    ir: str = ""
     letter: str = ""
     error: str | None = None
     digest: str = field(default="", repr=False)
+    ir_digest: str = field(default="", repr=False)
 
 
 def compile_probe(
@@ -108,8 +112,9 @@ def _compile(variant: Variant, arrays: dict[str, Any], arch: str, folder: Path |
     except CompileError as error:
         return Code(variant.name, len(records), error=error.message)
     texts = [_sass(code) for _, _, code in parts]
+    irs = [tile_ir(bytecode) for _, bytecode, _ in parts]
     if folder is not None:
-        _save(folder / file_name(variant.name), records, parts, texts)
+        _save(folder / file_name(variant.name), records, [code for _, _, code in parts], texts, irs)
     found = [cubin.resources(code, disassemble=False) for _, _, code in parts]
     counts = [None if text is None else cubin.count_instructions(text) for text in texts]
     known = [count for count in counts if count is not None]
@@ -132,6 +137,7 @@ def _compile(variant: Variant, arrays: dict[str, Any], arch: str, folder: Path |
         cubin_bytes=sum(len(code) for _, _, code in parts),
         compile_s=sum(compiled.seconds for compiled, _, _ in parts if not compiled.cached),
         digest=_digest(texts, [code for _, _, code in parts]),
+        ir_digest=_ir_digest(irs),
     )
 
 
@@ -158,10 +164,24 @@ def _digest(texts: list[str | None], codes: list[bytes]) -> str:
     return digest.hexdigest()
 
 
+def _ir_digest(irs: list[str | None]) -> str:
+    """ "" without the disassembler of Tile IR."""
+    if None in irs:
+        return ""
+    return hashlib.sha256("\n".join(_ENTRY.sub("entry", ir or "") for ir in irs).encode()).hexdigest()
+
+
 def _with_letters(codes: list[Code]) -> list[Code]:
     letters: dict[str, str] = {}
+    irs: dict[str, str] = {"": ""}
     return [
-        code if code.error else Code(**{**vars(code), "letter": letters.setdefault(code.digest, _letter(len(letters)))})
+        code
+        if code.error
+        else replace(
+            code,
+            letter=letters.setdefault(code.digest, _letter(len(letters))),
+            ir=irs.setdefault(code.ir_digest, _letter(len(irs) - 1)),
+        )
         for code in codes
     ]
 
@@ -171,13 +191,13 @@ def _letter(number: int) -> str:
     return (_letter(number // 26 - 1) if number >= 26 else "") + chr(ord("A") + number % 26)
 
 
-def _save(folder: Path, records: list[Recorded], parts: list[Any], texts: list[str | None]) -> None:
+def _save(
+    folder: Path, records: list[Recorded], codes: list[bytes], texts: list[str | None], irs: list[str | None]
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for number, (record, (_, bytecode, code), text) in enumerate(zip(records, parts, texts, strict=True)):
+    for number, (record, code, text, ir) in enumerate(zip(records, codes, texts, irs, strict=True)):
         name = record.name if len(records) == 1 else f"{number}-{record.name}"
         (folder / f"{name}.cubin").write_bytes(code)
-        if text is not None:
-            (folder / f"{name}.sass").write_text(text, encoding="utf-8")
-        ir = tile_ir(bytecode)
-        if ir is not None:
-            (folder / f"{name}.tileir").write_text(ir, encoding="utf-8")
+        for suffix, content in ((".sass", text), (".tileir", ir)):
+            if content is not None:
+                (folder / f"{name}{suffix}").write_text(content, encoding="utf-8")

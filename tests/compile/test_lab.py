@@ -20,7 +20,9 @@ needs_nvdisasm = pytest.mark.skipif(nvdisasm() is None, reason="nvdisasm is not 
 def test_helpers_leave_no_trace(tmp_path: Path) -> None:
     [probe] = find(["helpers"])
     codes = compile_probe(probe, "sm_90", folder=tmp_path)
-    assert {code.letter for code in codes} == {"A"}
+    # The Tile IR of the closure has its constant elsewhere. tileiras can make two codes of one Tile IR, so no letters.
+    assert {code.variant for code in codes if code.ir != "A"} <= {"closure"}
+    assert len({(code.instructions, code.registers) for code in codes}) == 1
     assert all(code.error is None and code.registers > 0 and code.stack_bytes == 0 for code in codes)
     assert all(code.tensor_core == {} and code.parameters == 6 for code in codes)
     folder = tmp_path / "three-nested-helpers"
