@@ -1,7 +1,7 @@
 """Does the way a loop over arrays, a constant or a shift is written change the code?
 
 The sum of three arrays, written out, over a tuple by static_iter, over an index, and by recursion; a factor of 0.7
-as a plain number and as a float32 one; a shift by a plain number and by a typed one.
+as a plain number and as a float32 one; a shift of a tile and of a scalar by a plain number and by a typed one.
 """
 
 import cuda.tile as ct
@@ -60,6 +60,20 @@ def shifted_typed(x, y, N: I):
     ct.store(y, index=(i,), tile=ct.load(x, index=(i,), shape=(N,)) >> ct.full((1,), 3, dtype=ct.int32))
 
 
+@ct.kernel
+def scalar_shifted_plain(x, y, N: I):
+    i = ct.bid(0)
+    ct.store(y, index=(i,), tile=ct.load(x, index=(i,), shape=(N,)) + (ct.load(x, index=(999,), shape=()).item() >> 3))
+
+
+@ct.kernel
+def scalar_shifted_typed(x, y, N: I):
+    i = ct.bid(0)
+    count = ct.full((), 3, dtype=ct.int32)
+    more = ct.load(x, index=(999,), shape=()).item() >> count
+    ct.store(y, index=(i,), tile=ct.load(x, index=(i,), shape=(N,)) + more)
+
+
 def blocks(small):
     return 2 if small else 4096
 
@@ -76,6 +90,7 @@ def variants(small):
     three = ["a", "b", "c"]
     added, scaled = {"out": "y", "group": "added"}, {"out": "y", "group": "scaled", "tolerance": 0}
     shifted = {"out": "m", "group": "shifted", "tolerance": 0}
+    scalar = {"out": "m", "group": "scalar", "tolerance": 0}
     return {
         "sum, written out": {"steps": [(added_out, grid, (three, "y", 1024))], **added},
         "sum, static_iter over the tuple": {"steps": [(added_over_tuple, grid, (three, "y", 1024))], **added},
@@ -84,4 +99,6 @@ def variants(small):
         "factor of a float32 tile": {"steps": [(scaled_typed, grid, ("a", "y", 1024))], **scaled},
         "shift by 3": {"steps": [(shifted_plain, grid, ("n", "m", 1024))], **shifted},
         "shift by an int32 tile": {"steps": [(shifted_typed, grid, ("n", "m", 1024))], **shifted},
+        "scalar shifted by 3": {"steps": [(scalar_shifted_plain, grid, ("n", "m", 1024))], **scalar},
+        "scalar shifted by an int32 one": {"steps": [(scalar_shifted_typed, grid, ("n", "m", 1024))], **scalar},
     }
