@@ -2,7 +2,7 @@
 
     linear            y = x Wᵀ (+ bias)
     linear_norm       y = (x·g) Wᵀ / rms(x) (+ bias): RMSNorm of the input folded in; also the LM head, y in float32
-    linear_swiglu     the same, then silu(gate)·up on interleaved rows
+    linear_swiglu     the same, then silu(gate)·up on interleaved rows, biases with them
     linear_xielu      the same, then xIELU
     linear_residual   stream += x Wᵀ (+ bias), and what the next RMSNorm needs: x·g and partial sums of squares
 
@@ -202,14 +202,15 @@ def linear_norm(
 
 
 def linear_swiglu(
-    launcher: Launcher, normed: Any, square_sums: Any, w: Any, y: Any, *, eps: float, config: LinearConfig | None = None
-) -> None:
-    """y [T, N/2] = silu(gate)·up of RMSNorm(x) · wᵀ; row 2j of w is gate row j, row 2j+1 is up row j.
+    launcher: Launcher, normed: Any, square_sums: Any, w: Any, y: Any, *, eps: float, bias: Any = None,
+    config: LinearConfig | None = None,
+) -> None:  # fmt: skip
+    """y [T, N/2] = silu(gate)·up of RMSNorm(x) · wᵀ (+ bias [1, N]); row 2j of w is gate row j, row 2j+1 is up row j.
 
     Raises:
         ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernel reads.
     """
-    _launch(launcher, "linear_swiglu", normed, w, square_sums, y, None, SWIGLU, eps, config)
+    _launch(launcher, "linear_swiglu", normed, w, square_sums, y, bias, SWIGLU, eps, config)
 
 
 def linear_xielu(
@@ -337,6 +338,7 @@ def model_launches(launcher: Launcher, model: ModelShape, dtype: str, tokens: in
     )
     qkv_bias = array(1, model.qkv_rows) if model.qkv_bias else None
     o_bias = array(1, model.hidden) if model.o_bias else None
+    up_bias, down_bias = (array(1, n) if model.mlp_bias else None for n in (model.up_rows, model.hidden))
     attended, logits = array(tokens, model.attention_width), array(tokens, model.vocab, of="float32")
     linear_norm(
         launcher, normed, down_sums, weights["qkv"], array(tokens, model.qkv_rows), eps=model.eps, bias=qkv_bias
@@ -345,7 +347,7 @@ def model_launches(launcher: Launcher, model: ModelShape, dtype: str, tokens: in
     if model.activation == "xielu":
         linear_xielu(launcher, normed, o_sums, weights["up"], array(2, of="float32"), act, eps=model.eps)
     else:
-        linear_swiglu(launcher, normed, o_sums, weights["up"], act, eps=model.eps)
-    linear_residual(launcher, act, weights["down"], stream, gain, normed, down_sums)
+        linear_swiglu(launcher, normed, o_sums, weights["up"], act, eps=model.eps, bias=up_bias)
+    linear_residual(launcher, act, weights["down"], stream, gain, normed, down_sums, bias=down_bias)
     linear_norm(launcher, normed, down_sums, weights["lm_head"], logits, eps=model.eps)
     linear(launcher, normed, weights["lm_head"], logits)  # after a prefill, whose last norm is a kernel of its own

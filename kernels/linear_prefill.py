@@ -303,6 +303,7 @@ def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
     """A layer's four products at the lengths where configurations change."""
     o_bias = ArraySpec(model.hidden, dtype) if model.o_bias else None
     qkv_bias = ArraySpec(model.qkv_rows, dtype) if model.qkv_bias else None
+    up_bias, down_bias = (ArraySpec(n, dtype) if model.mlp_bias else None for n in (model.up_rows, model.hidden))
     for tokens in (64, 128, 256, 512, 1024, 2048, 4096):
         act, normed = ArraySpec((tokens, model.ffn), dtype), ArraySpec((tokens, model.hidden), dtype)
         attended, stream = ArraySpec((tokens, model.attention_width), dtype), ArraySpec(normed.shape, "float32")
@@ -320,6 +321,6 @@ def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
         if model.activation == "xielu":
             linear_prefill_xielu(launcher, normed, weights["up"], ArraySpec(2, "float32"), act, config=of_up)
         else:
-            linear_prefill_swiglu(launcher, normed, weights["up"], act, config=of_up)
+            linear_prefill_swiglu(launcher, normed, weights["up"], act, config=of_up, bias=up_bias)
         of_down = config("linear_prefill_residual", "down")
-        linear_prefill_residual(launcher, act, weights["down"], stream, config=of_down)
+        linear_prefill_residual(launcher, act, weights["down"], stream, config=of_down, bias=down_bias)

@@ -16,7 +16,7 @@ class ModelShape:
         activation: "swiglu" has gate and up products, "xielu" one up product.
         qk_norm: RMSNorm over each query and key head.
         eps: ε of the norms, a compile-time constant of the kernels that have one in them.
-        qkv_bias, o_bias: which products add a bias.
+        qkv_bias, o_bias, mlp_bias: which products add a bias.
     """
 
     hidden: int
@@ -31,6 +31,7 @@ class ModelShape:
     eps: float = 1e-5
     qkv_bias: bool = False
     o_bias: bool = False
+    mlp_bias: bool = False
 
     @property
     def qkv_rows(self) -> int:
@@ -81,7 +82,7 @@ IN_FLOAT16 = ("SmolLM2-135M", "Qwen3-0.6B", "Apertus-8B")
 
 def variants() -> list[tuple[str, ModelShape, str]]:
     """Name, shape and type of weights of all that is compiled for every architecture."""
-    biased = replace(MODELS["SmolLM2-135M"], qkv_bias=True, o_bias=True)  # no model above has biases, others do
+    biased = replace(MODELS["SmolLM2-135M"], qkv_bias=True, o_bias=True, mlp_bias=True)  # others have them
     return [
         *((name, shape, "bfloat16") for name, shape in MODELS.items()),
         *((name, MODELS[name], "float16") for name in IN_FLOAT16),

@@ -87,6 +87,9 @@ class TinyModel:
             if self.arch == "qwen3":
                 per_layer |= {"attn_q_norm": (self.head_dim,), "attn_k_norm": (self.head_dim,)}
             shapes |= {f"model.layers.{layer}.{IN_LAYER[name]}.weight": shape for name, shape in per_layer.items()}
+            if self.arch == "qwen2":
+                biased = ("attn_q", "attn_k", "attn_v")
+                shapes |= {f"model.layers.{layer}.{IN_LAYER[name]}.bias": per_layer[name][:1] for name in biased}
         shapes["model.norm.weight"] = (self.hidden,)
         if not self.tied:
             shapes["lm_head.weight"] = (self.vocab, self.hidden)
@@ -98,9 +101,10 @@ class TinyModel:
         self._keys(writer)
         self._vocabulary(writer)
         names = {
-            f"model.layers.{layer}.{new}.weight": f"blk.{layer}.{old}.weight"
+            f"model.layers.{layer}.{new}.{kind}": f"blk.{layer}.{old}.{kind}"
             for layer in range(self.layers)
             for old, new in IN_LAYER.items()
+            for kind in ("weight", "bias")
         }
         names |= {
             "model.embed_tokens.weight": "token_embd.weight",

@@ -109,6 +109,12 @@ def as_document(engine: Engine, finished: Finished, sampling: Mapping[str, Setti
     }
 
 
+def token_list(engine: Engine, finished: Finished) -> list[dict[str, Any]]:
+    """Each new token as `tokens --json` has it, and its log-probability."""
+    piece = engine.tokenizer.piece
+    return [{"id": token.id, "text": piece(token.id), "logprob": token.logprob} for token in finished.tokens]
+
+
 def stats_text(finished: Finished) -> str:
     """One line: tokens, speeds, times, seed."""
     usage, timings = finished.usage, finished.timings

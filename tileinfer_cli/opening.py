@@ -182,6 +182,12 @@ def check_raw(words: PromptFlags, think: bool | None) -> None:
             raise UsageError(f"--raw skips the chat template, so {flag} would have no effect")
 
 
+def check_logprobs(*, as_json: bool, logprobs: bool) -> None:
+    """Refuses a flag that would have no effect."""
+    if logprobs and not as_json:
+        raise UsageError("--logprobs prints to the document of --json, so without it it would have no effect")
+
+
 def conversation(settings: Settings, words: PromptFlags, text: str) -> list[Message] | str:
     """What to encode: the text itself with --raw, else a system prompt (if one is set) and the user's message."""
     if words.raw:

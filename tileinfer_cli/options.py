@@ -39,6 +39,10 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document 
 QuietFlag = Annotated[
     bool, typer.Option("--quiet", "-q", help="Say nothing on stderr but warnings and errors.", rich_help_panel=_OUTPUT)
 ]
+LogprobsFlag = Annotated[
+    bool,
+    typer.Option("--logprobs", help="With --json: each new token with its log-probability.", rich_help_panel=_OUTPUT),
+]
 StatsFlag = Annotated[
     bool, typer.Option("--stats", help="Token counts, speeds and the seed on stderr.", rich_help_panel=_OUTPUT)
 ]

@@ -30,6 +30,7 @@ SHIPPED: Mapping[str, str] = MappingProxyType(
         "llama3.2:3b": "meta-llama/Llama-3.2-3B-Instruct",
         "llama3.1:8b": "meta-llama/Llama-3.1-8B-Instruct",
         "apertus:8b": "swiss-ai/Apertus-8B-Instruct-2509",
+        "apertus1.5:8b": "swiss-ai/Apertus-v1.5-8B",
     }
 )
 

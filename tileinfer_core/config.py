@@ -63,11 +63,13 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 class ModelConfig:
     """Fields have Hugging Face's names. `head_dim` is resolved; `unread`: fields that nothing reads.
 
-    `hidden_act` is LayerStructure's name of it. `sliding_window`: None where no layer has one.
+    `hidden_act` is LayerStructure's name of it. `sliding_window`: None where no layer has one. `vocab_size`: the ids
+    that the model can read and write; `embedding_rows`: of the stored embedding, which can have more (images, sound).
     """
 
     model_type: str
     vocab_size: int
+    embedding_rows: int
     hidden_size: int
     intermediate_size: int
     num_hidden_layers: int
@@ -123,7 +125,8 @@ class ModelConfig:
         """Check the fields of a config; `where` names it in errors."""
         model_type = _model_type(Fields(table, where), where)
         rules: ConfigRules = importlib.import_module(MODEL_TYPES[model_type]).CONFIG_RULES
-        fields = Fields({**rules.defaults, **table}, where)
+        _check_architecture(Fields(table, where), where, rules)
+        fields = Fields(rules.flattened(table), where)
         fields.read |= {"model_type", "architectures"}
         _refuse_options(fields, where, {**_NEUTRAL, **rules.fixed})
         if rules.needs_rope_object and not (fields.raw("rope_parameters") or fields.raw("rope_scaling")):
@@ -136,9 +139,11 @@ class ModelConfig:
         max_position = fields.integer("max_position_embeddings", high=1 << 28)
         layers = fields.integer("num_hidden_layers", high=1 << 10)
         bos = fields.token_ids("bos_token_id")
+        embedding_rows = fields.integer("vocab_size", high=1 << 24)
         config: dict[str, Any] = {
             "model_type": model_type,
-            "vocab_size": fields.integer("vocab_size", high=1 << 24),
+            "vocab_size": _head_rows(fields, where, rules, embedding_rows),
+            "embedding_rows": embedding_rows,
             "hidden_size": hidden,
             "intermediate_size": fields.integer("intermediate_size", high=1 << 20),
             "num_hidden_layers": layers,
@@ -167,17 +172,20 @@ def _model_type(fields: Fields, where: str) -> str:
         raise UnsupportedModelError(
             f"{where}: the model type {model_type!r} is not supported", hint=f"supported model types: {supported}"
         )
+    return model_type
+
+
+def _check_architecture(fields: Fields, where: str, rules: ConfigRules) -> None:
     architectures = fields.raw("architectures")
     if architectures is None:
-        return model_type
+        return
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         raise fields.error("architectures", "a list of names", architectures)
-    if architectures and not any(name.endswith("ForCausalLM") for name in architectures):
+    if architectures and not any(name.endswith("ForCausalLM") or name in rules.architectures for name in architectures):
         raise UnsupportedModelError(
             f"{where}: the architecture {', '.join(architectures)} does not write text",
             hint="TileInfer runs causal language models (…ForCausalLM)",
         )
-    return model_type
 
 
 def _refuse_options(fields: Fields, where: str, accepted: Mapping[str, tuple[Any, ...]]) -> None:
@@ -213,6 +221,20 @@ def _sliding_window(fields: Fields, where: str, layers: int) -> int | None:
         )
     in_use = "sliding_attention" in kinds if kinds is not None else asked and first_layer < layers
     return window if in_use and window is not None and window > 1 else None
+
+
+def _head_rows(fields: Fields, where: str, rules: ConfigRules, embedding_rows: int) -> int:
+    rows = fields.optional_integer("output_vocab_size", high=embedding_rows)
+    if rows is None or rows == embedding_rows:
+        return embedding_rows
+    if not rules.cut_head:
+        raise UnsupportedModelError(
+            f"{where}: a head with fewer rows than the embedding (output_vocab_size {rows}) is not supported",
+            hint="supported in Apertus models",
+        )
+    if fields.boolean("tie_word_embeddings", default=False):
+        raise fields.error("tie_word_embeddings", f"false beside output_vocab_size {rows}", True)
+    return rows
 
 
 def _kv_heads(fields: Fields, heads: int) -> int:

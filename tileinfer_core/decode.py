@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tileinfer_core.backends.base import Warns
-from tileinfer_core.events import Finished, PrefillProgress, Timings, Usage
+from tileinfer_core.events import Finished, PrefillProgress, SampledToken, Timings, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -57,6 +57,7 @@ class Tally:
     job: Job
     reused: int = 0
     output_ids: list[int] = field(init=False)
+    sampled: list[SampledToken] = field(default_factory=list)
     started: float = field(default_factory=time.perf_counter)
     prefill_s: float | None = None
     first_at: float | None = None
@@ -69,11 +70,12 @@ class Tally:
     def new_tokens(self) -> int:
         return len(self.output_ids) - len(self.job.begun)
 
-    def count(self, token_id: int) -> None:
+    def count(self, token_id: int, logprob: float | None) -> None:
         self.last_at = time.perf_counter()
         if self.first_at is None:
             self.first_at = self.last_at
         self.output_ids.append(token_id)
+        self.sampled.append(SampledToken(token_id, logprob))
 
     def finished(self, reason: FinishReason) -> Finished:
         job = self.job
@@ -85,6 +87,7 @@ class Tally:
             job.stream.answer,
             job.stream.thinking,
             job.stream.matched,
+            tuple(self.sampled),
             job.runner.take_warnings() if isinstance(job.runner, Warns) else (),
         )
 
@@ -135,7 +138,7 @@ def _decode(job: Job, tally: Tally) -> Generator[Event, None, FinishReason]:
         steps = job.runner.decode(job.cache, job.sampling, job.valid_ids, len(job.prompt_ids))
         with closing(steps):
             for sampled in steps:
-                if reason := (yield from _take(job, tally, sampled.id)):
+                if reason := (yield from _take(job, tally, sampled.id, sampled.logprob)):
                     return reason
                 if job.budget.spend(thinking=job.stream.thinking_now):
                     break
@@ -143,9 +146,11 @@ def _decode(job: Job, tally: Tally) -> Generator[Event, None, FinishReason]:
             return reason
 
 
-def _take(job: Job, tally: Tally, token_id: int) -> Generator[Event, None, FinishReason | None]:
+def _take(
+    job: Job, tally: Tally, token_id: int, logprob: float | None = None
+) -> Generator[Event, None, FinishReason | None]:
     """Count one new id, let its text out, and say whether it was the last one."""
-    tally.count(token_id)
+    tally.count(token_id, logprob)
     if job.rules.is_end(token_id):
         return "stop"
     yield from job.stream.push(token_id)

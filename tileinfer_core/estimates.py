@@ -1,7 +1,7 @@
 """How much memory a model takes, from its config alone: weights and keys and values, in 16 bits and in INT8.
 
-INT8 here is what `quantize` writes: every matrix one byte an element, with a 16-bit scale for each row, and for each
-HEAD_GROUP columns of embedding and head. Norms and biases stay as they are.
+INT8 here is what `quantize` writes: every matrix one byte an element, with a 16-bit scale for each row, or for each
+GROUP columns in the down products, embedding and head. Norms and biases stay as they are.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tileinfer_core.models.decoder import ModelDefinition
 
 Weights = Literal["float32", "bf16", "int8"]
-HEAD_GROUP = 64
+GROUP = 64
 
 
 def weight_bytes(model: ModelDefinition, weights: Weights) -> int:
@@ -28,8 +28,8 @@ def weight_bytes(model: ModelDefinition, weights: Weights) -> int:
             total += elements * item
             continue
         rows, columns = parameter.shape
-        groups = -(-columns // HEAD_GROUP) if parameter.name in (EMBEDDING, LM_HEAD) else 1
-        total += elements + rows * groups * item
+        grouped = parameter.name in (EMBEDDING, LM_HEAD) or parameter.name.endswith("down_proj.weight")
+        total += elements + rows * item * (-(-columns // GROUP) if grouped else 1)
     return total
 
 

@@ -57,11 +57,21 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class SampledToken:
+    """One new id. `logprob`: natural log of the model's own soft-max, before temperature and penalties; None for an id
+    that was put in (the end of a thought that ran over its budget)."""
+
+    id: int
+    logprob: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The end. `text` is the whole answer without the thinking, equal to the joined TextDeltas that were not thinking.
 
     `reason`: stop (end-of-sequence id or stop string), length (max_tokens), context (no room left), interrupted.
-    `stop` is the stop string that matched, if one did. `warnings` are what the backend noticed while it decoded.
+    `stop` is the stop string that matched, if one did. `tokens` are all new ids, with thinking and end of sequence.
+    `warnings` are what the backend noticed while it decoded.
     """
 
     reason: FinishReason
@@ -71,6 +81,7 @@ class Finished:
     text: str
     thinking: str = ""
     stop: str | None = None
+    tokens: tuple[SampledToken, ...] = ()
     warnings: tuple[str, ...] = ()
 
 

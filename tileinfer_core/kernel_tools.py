@@ -186,6 +186,7 @@ def shape_of(config: ModelConfig) -> ModelShape:
         eps=structure.rms_norm_eps,
         qkv_bias=structure.qkv_bias,
         o_bias=structure.o_bias,
+        mlp_bias=structure.mlp_bias,
     )
 
 

@@ -143,10 +143,13 @@ class _Doctor:
             return
         self.encoder = PromptEncoder.load(self.folder, self.config)
         tokenizer, rows = self.encoder.tokenizer, self.config.vocab_size
-        tokens = int(tokenizer.valid_ids_mask.sum())
-        beyond = _tokens_beyond(tokenizer, rows)
+        tokens, stored = int(tokenizer.valid_ids_mask.sum()), self.config.embedding_rows
+        beyond = _tokens_beyond(tokenizer, stored)
+        if media := len(tokenizer.ids_beyond(rows)) - len(beyond):
+            detail = f"{media:,} tokens beyond row {rows:,} can only be read (images, sound): TileInfer leaves them out"
+            yield Finding("tokenizer", "info", detail)
         if beyond:
-            detail = f"{len(beyond)} tokens have ids beyond the {rows:,} rows of the embedding: {_some(beyond)}"
+            detail = f"{len(beyond)} tokens have ids beyond the {stored:,} rows of the embedding: {_some(beyond)}"
             yield Finding("tokenizer", "problem", detail, self.pull or "take the tokenizer of this very model")
         else:
             spare = f", {rows - tokens:,} rows more than tokens, never sampled" if rows > tokens else ""
@@ -173,6 +176,13 @@ class _Doctor:
             bad = [i for i in ids if not (i < self.config.vocab_size and tokenizer.valid_ids_mask[i])]
             if bad:
                 detail = f"{where} names {', '.join(map(str, bad))}, which is no token"
+                yield Finding("end of sequence", "warning", detail, f"correct eos_token_id in {where}")
+            ordinary = [i for i in ids if i not in bad and i not in tokenizer.control_ids]
+            if ordinary:
+                detail = (
+                    f"{where} names {', '.join(f'{i} {tokenizer.piece(i)!r}' for i in ordinary)}, an ordinary token: "
+                )
+                detail += "an answer stops wherever it would write it"
                 yield Finding("end of sequence", "warning", detail, f"correct eos_token_id in {where}")
         union = sorted({i for found in named.values() for i in found})
         said = ", ".join(f"{i} {tokenizer.piece(i)}" for i in union)
@@ -213,14 +223,14 @@ class _Doctor:
 def memory_line(model: ModelDefinition, weights: Weights, place: str) -> str:
     per_token, context = kv_bytes_per_token(model, weights), model.config.max_context
     short = min(4096, context)
-    total = f"{_gb(total_bytes(model, weights, short))} with {short:,} tokens"
+    total = f"{_size(total_bytes(model, weights, short))} with {short:,} tokens"
     if context > short:
-        total += f", {_gb(total_bytes(model, weights, context))} with all {context:,}"
-    return f"{place}: weights {_gb(weight_bytes(model, weights))}, {per_token:,} bytes a token; {total}"
+        total += f", {_size(total_bytes(model, weights, context))} with all {context:,}"
+    return f"{place}: weights {_size(weight_bytes(model, weights))}, {per_token:,} bytes a token; {total}"
 
 
-def _gb(count: int) -> str:
-    return f"{count / 1e9:.2f} GB"
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
 
 
 def _tokens_beyond(tokenizer: Tokenizer, rows: int) -> list[str]:

@@ -38,12 +38,18 @@ FLOAT_DTYPES = frozenset({"bfloat16", "float16", "float32"})
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor that a model declares. `dtypes` are the storage types it accepts."""
+    """A tensor that a model declares. `dtypes` are the storage types it accepts; `rows`: only so many are read."""
 
     name: str
     shape: tuple[int, ...]
     optional: bool = False
     dtypes: frozenset[str] = FLOAT_DTYPES
+    rows: int | None = None
+
+    @property
+    def read_shape(self) -> tuple[int, ...]:
+        """What a model has of it in memory."""
+        return self.shape if self.rows is None else (self.rows, *self.shape[1:])
 
 
 @dataclass(frozen=True, slots=True)

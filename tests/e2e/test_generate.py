@@ -56,6 +56,17 @@ def test_no_escape_code_reaches_a_file(environment, hello: Path, tmp_path: Path)
     assert b"\x1b" not in file.read_bytes()
 
 
+def test_logprobs_are_of_every_new_token(tileinfer, hello: Path) -> None:
+    document = json.loads(tileinfer("generate", "hi", "-m", hello, "--json", "--logprobs", "-t", "0").out)
+    tokens = document["tokens"]
+    assert [token["text"] for token in tokens[:4]] == ["Hello", ",", " world", "!"]
+    assert len(tokens) == document["usage"]["completion_tokens"]
+    assert all(-5 < token["logprob"] <= 0 for token in tokens)
+    refused = tileinfer("generate", "hi", "-m", hello, "--logprobs")
+    assert refused.code == 2
+    assert "--json" in refused.err
+
+
 def test_json_has_the_fields_of_the_contract(tileinfer, hello: Path) -> None:
     result = tileinfer("generate", "hi", "-m", hello, "--json", "--top-p", "0.9")
     document = json.loads(result.out)

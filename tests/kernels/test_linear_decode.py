@@ -66,6 +66,16 @@ def test_linear_swiglu(machine: Any, ffn: int, k: int, tokens: int) -> None:
     assert_close(machine.host(y), decode.swiglu(decode.product(normed, w) * scale))
 
 
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_linear_swiglu_with_bias(machine: Any, tokens: int) -> None:
+    normed, w = normal((tokens, 576), "bfloat16", seed=1), normal((40, 576), "bfloat16", seed=2, scale=0.04)
+    bias, y = normal((1, 40), "bfloat16", seed=3), machine.empty((tokens, 20), "bfloat16")
+    sums, arrays = _slots(machine, normed), (machine.array(w), y)
+    linear_swiglu(machine.launcher, machine.array(normed), sums, *arrays, eps=EPS, bias=machine.array(bias))
+    scale = 1 / np.sqrt((normed.astype(np.float64) ** 2).mean(1, keepdims=True) + EPS)
+    assert_close(machine.host(y), decode.swiglu(decode.product(normed, w) * scale + bias.astype(np.float64)))
+
+
 def test_linear_xielu(machine: Any) -> None:
     normed, w = normal((2, 512), "bfloat16", seed=1), normal((40, 512), "bfloat16", seed=2, scale=0.05)
     alphas, y = np.array([0.8, 1.3], np.float32), machine.empty((2, 40), "bfloat16")

@@ -1,6 +1,6 @@
 """Logits of real shapes on a GPU against Transformers, with the same random weights, and the speed of each shape.
 
-    python tests/models/logits_on_gpu.py [--out FILE] [NAME …]        needs torch with CUDA and transformers
+    python tests/models/logits_on_gpu.py [--out FILE] [--speed NAME …] [NAME …]     needs torch with CUDA, transformers
 
 For each model: weights are drawn on the device in BF16, in Transformers' model; TileInfer's arrays are filled from them
 without the host. At each length, the logits after the last positions (up to 64) by
@@ -11,7 +11,7 @@ without the host. At each length, the logits after the last positions (up to 64)
 
 and the rms of either's deviation from the reference, which for TileInfer must not be the larger one. Then 64 greedy
 tokens of the decode step, each against the reference's best, and decode and prefill speed as `tileinfer bench` measures
-them. The reference works in a thread while the kernels compile.
+them; for the names after --speed that alone. The reference works in a thread while the kernels compile.
 """
 
 from __future__ import annotations
@@ -187,6 +187,10 @@ def rms(a: Any, b: Any) -> float:
     return float(np.sqrt(np.mean((a.astype(np.float64) - b) ** 2)))
 
 
+def define(name: str) -> Any:
+    return define_model(ModelConfig.from_dict(REAL[name]), tied=REAL[name]["tie_word_embeddings"])
+
+
 def compare(name: str, results: dict[str, Any]) -> None:
     config = REAL[name]
     hf = make_model(config)
@@ -205,7 +209,7 @@ def compare(name: str, results: dict[str, Any]) -> None:
     thread = threading.Thread(target=work)
     thread.start()
     load.random_weights = fill_from(hf)
-    model = define_model(ModelConfig.from_dict(config), tied=config["tie_word_embeddings"])
+    model = define(name)
     runner = load.load_runner(model, None, GpuDevice(), context=CONTEXT, on_progress=silent)
     say(name, f"loaded, kernels compiled for {runner.compile_s:.1f} s")
     thread.join()
@@ -242,6 +246,19 @@ def measure(
     results[f"{name} greedy"] = {"differ": int((gaps > 0).sum()), "largest_gap": float(gaps.max())}
     say(name, "greedy: not the reference's best", int((gaps > 0).sum()), "of", GREEDY, f"largest gap {gaps.max():.4f}")
     torch.cuda.empty_cache()
+    speed(name, runner, model, results)
+
+
+def only_speed(name: str, results: dict[str, Any]) -> None:
+    model = define(name)
+    runner = load.load_runner(model, None, GpuDevice(), context=2048, on_progress=silent)
+    try:
+        speed(name, runner, model, results)
+    finally:
+        runner.close()
+
+
+def speed(name: str, runner: Any, model: Any, results: dict[str, Any]) -> None:
     report = run_bench(
         runner, model, BenchOptions(prefill=(512,), contexts=(512,), tokens=128, repetitions=3)
     ).as_dict()
@@ -254,6 +271,7 @@ def measure(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=NAMES, metavar="NAME", help=f"of {', '.join(REAL)}")
+    parser.add_argument("--speed", nargs="*", default=(), metavar="NAME", help="measure these, compare nothing")
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -261,9 +279,12 @@ def main() -> int:
     ALL_ATTENTION_FUNCTIONS.register("in_rows", attention_in_rows)
     results: dict[str, Any] = {}
     failed = 0
-    for name in options.names:
+    drawn = load.random_weights
+    work = [(name, only_speed) for name in options.speed] + [(name, compare) for name in options.names]
+    for name, function in work:
+        load.random_weights = drawn
         try:
-            compare(name, results)
+            function(name, results)
         except Exception:
             failed += 1
             say(name, "FAILED")

@@ -25,7 +25,7 @@ PAGES = Path(__file__).resolve().parents[2] / "docs" / "models"
 FAMILIES: dict[str, tuple[str, ...]] = {
     "qwen.md": tuple(name for name in REAL if name.startswith("Qwen")),
     "llama.md": tuple(name for name in REAL if name.startswith(("Llama", "SmolLM2", "Mistral"))),
-    "apertus.md": ("Apertus-8B",),
+    "apertus.md": tuple(name for name in REAL if name.startswith("Apertus")),
 }
 SHORT = 4096
 

@@ -64,4 +64,17 @@ REAL: dict[str, dict[str, Any]] = {
     "Mistral-7B-v0.1": {**_MISTRAL, "vocab_size": 32000, "rope_theta": 1e4, "sliding_window": 4096},
     "Mistral-7B-v0.3": {**_MISTRAL, "vocab_size": 32768, "rope_theta": 1e6, "sliding_window": None},
     "Apertus-8B": {**_APERTUS, **_sizes(4096, 21504, 32, 32, 8, 128), "qk_norm": True, "post_norm": False},
+    "Apertus-1.5-8B": {
+        "model_type": "apertus1p5",
+        "text_config": {
+            **{k: v for k, v in _APERTUS.items() if k not in ("rope_theta", "rope_scaling")},
+            **_sizes(4096, 21504, 32, 32, 8, 128),
+            "model_type": "apertus1p5_text",
+            "vocab_size": 266752,
+            "output_vocab_size": 131072,
+            "max_position_embeddings": 262144,
+            "rope_parameters": {**_llama3(32.0), "rope_theta": 4e6},
+        },
+        "tie_word_embeddings": False,
+    },
 }

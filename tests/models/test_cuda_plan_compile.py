@@ -26,6 +26,9 @@ SMOLLM2 = {**COMMON, "model_type": "llama", "vocab_size": 49152, "hidden_size": 
 SMOLLM2 |= {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64}
 QWEN3 = {**COMMON, "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072}
 QWEN3 |= {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
+APERTUS = {**COMMON, "model_type": "apertus", "vocab_size": 8192, "hidden_size": 1024, "intermediate_size": 2688}
+APERTUS |= {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128, "hidden_act": "xielu"}
+APERTUS |= {"rope_scaling": {"rope_type": "default"}, "attention_bias": True}
 
 
 @pytest.fixture
@@ -37,7 +40,9 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("config", "arch", "half"), [(SMOLLM2, "sm_80", "float16"), (QWEN3, "sm_90", "bfloat16")], ids=["sm_80", "sm_90"]
+    ("config", "arch", "half"),
+    [(SMOLLM2, "sm_80", "float16"), (QWEN3, "sm_90", "bfloat16"), (APERTUS, "sm_90", "bfloat16")],
+    ids=["sm_80", "sm_90", "sm_90-xielu"],
 )
 @pytest.mark.usefixtures("cache")
 def test_the_kernels_of_every_step_compile(config, arch, half):

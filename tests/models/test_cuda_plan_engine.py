@@ -39,8 +39,10 @@ MODELS = {
         "vocab_size": 307,
     },
     "qwen3-bias": {**VARIANTS["qwen3-untied"], **SMALL, "num_attention_heads": 2, "num_key_value_heads": 2},
+    "llama-biases": {**VARIANTS["llama-biases"], **SMALL, "num_attention_heads": 2},
     "qwen2": {**VARIANTS["qwen2-untied"], **SMALL, "num_attention_heads": 3},
     "apertus": {**VARIANTS["apertus-llama3"], **SMALL, "num_hidden_layers": 2},
+    "apertus1p5": {**VARIANTS["apertus1p5-text"], **SMALL, "num_attention_heads": 2},
     "apertus-bias": {**VARIANTS["apertus-biases"], **SMALL, "head_dim": 128, "num_attention_heads": 2},
     "llama-128": {**VARIANTS["llama-yarn"], **SMALL, "head_dim": 128, "num_attention_heads": 8, "num_hidden_layers": 1},
 }
@@ -113,9 +115,11 @@ def assert_greedy_follows(p, prompt, sampled):
         ("llama", "F16"),
         ("qwen3-bias", "F16"),
         ("llama-128", "BF16"),
+        ("llama-biases", "F16"),
         ("qwen2", "F16"),
         ("apertus", "BF16"),
         ("apertus-bias", "F16"),
+        ("apertus1p5", "BF16"),
     ],
 )
 def test_logits_equal_numpys(pair, name, dtype):
@@ -131,6 +135,7 @@ def test_logits_equal_numpys(pair, name, dtype):
     [
         ("qwen3", "BF16", True),
         ("llama", "F16", False),
+        ("llama-biases", "F16", True),
         ("qwen2", "F16", True),
         ("apertus", "BF16", False),
         ("apertus-bias", "F16", True),
@@ -332,9 +337,7 @@ def test_memory_is_planned_before_anything_is_taken(pair, monkeypatch):
     assert caught.value.exit_code == 8
 
 
-@pytest.mark.parametrize(
-    "fields", [{"head_dim": 32}, {"mlp_bias": True}, {"num_attention_heads": 32, "num_key_value_heads": 2}]
-)
+@pytest.mark.parametrize("fields", [{"head_dim": 32}, {"num_attention_heads": 32, "num_key_value_heads": 2}])
 def test_shapes_the_kernels_do_not_take_are_refused_by_name(tmp_path, monkeypatch, fields):
     monkeypatch.setitem(MODELS, "odd", {**VARIANTS["llama-tied"], **SMALL, **fields})
     with pytest.raises(UnsupportedModelError, match="CUDA kernels") as caught:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 from tests.checkpoints import load_runner, write_checkpoint, write_variant
 from tests.reference.tiny_models import VARIANTS, prompt, tensors
 from tileinfer_core.config import ModelConfig
-from tileinfer_core.errors import DamagedModelError, ModelError
+from tileinfer_core.engine import Engine
+from tileinfer_core.errors import DamagedModelError, ModelError, UnsupportedModelError
 from tileinfer_core.models import MODEL_TYPES
 from tileinfer_core.models.define import define_from_files, define_model
 from tileinfer_core.weights import WeightFiles
@@ -104,6 +107,16 @@ def test_quantised_storage_is_refused(tmp_path):
         define(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("changes", "named"), [({"model_type": "gemma2"}, "'gemma2'"), ({"final_logit_softcapping": 30.0}, "softcapping")]
+)
+def test_what_is_not_supported_is_refused_before_a_weight_is_looked_for(tmp_path, changes, named):
+    (tmp_path / "config.json").write_text(json.dumps({**VARIANTS[TIED], **changes}))
+    with pytest.raises(UnsupportedModelError, match=named) as caught:
+        Engine.load(tmp_path)
+    assert "supported" in caught.value.hint
+
+
 # What a model declares
 
 
@@ -111,7 +124,8 @@ def test_quantised_storage_is_refused(tmp_path):
 def test_the_parameters_cover_every_stored_tensor_once(name):
     model = define_model(ModelConfig.from_dict(VARIANTS[name]), tied=bool(VARIANTS[name].get("tie_word_embeddings")))
     specs = [spec for parameter in model.parameters for spec in parameter.parts]
-    assert {spec.name: spec.shape for spec in specs} == {key: value.shape for key, value in tensors(name).items()}
+    stored = {key: value.shape for key, value in tensors(name).items() if ".vision_tokenizer." not in key}
+    assert {spec.name: spec.shape for spec in specs} == stored
     assert len({parameter.name for parameter in model.parameters}) == len(model.parameters)
 
 
@@ -146,6 +160,23 @@ def test_an_apertus_without_stored_constants_has_the_usual_ones(tmp_path):
     arrays = {k: v for k, v in tensors(name).items() if not k.endswith(("act_fn.beta", "act_fn.eps"))}
     without = logits(write_checkpoint(tmp_path / "without", VARIANTS[name], arrays), name)
     np.testing.assert_allclose(without, logits(write_variant(tmp_path / "with", name), name), rtol=0, atol=1e-5)
+
+
+def test_of_a_model_that_also_sees_only_the_text_is_read(tmp_path):
+    name = "apertus1p5"
+    model, warnings = define(write_variant(tmp_path / "whole", name))
+    assert not warnings
+    shapes = {parameter.name: parameter.shape for parameter in model.parameters}
+    assert shapes["model.embed_tokens.weight"] == shapes["lm_head.weight"] == (160, 64)
+    assert model.parameters[0].parts[0].name == "model.language_model.embed_tokens.weight"
+    arrays = tensors(name)
+    write_checkpoint(tmp_path / "more", VARIANTS[name], {**arrays, "model.video.weight": np.zeros(4, np.float32)})
+    with pytest.raises(ModelError, match=r"1 unexpected: model\.video\.weight"):
+        define(tmp_path / "more")
+    arrays["model.language_model.embed_tokens.weight"] = arrays["model.language_model.embed_tokens.weight"][:160]
+    write_checkpoint(tmp_path / "less", VARIANTS[name], arrays)
+    with pytest.raises(ModelError, match=r"\[160, 64\], expected \[208, 64\]"):
+        define(tmp_path / "less")
 
 
 def test_an_apertus_without_its_alphas_is_incomplete(tmp_path):

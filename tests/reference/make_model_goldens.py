@@ -23,6 +23,7 @@ from tiny_models import (
     other_rope_form,
     prompt,
     tensors,
+    text_config,
 )
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -33,10 +34,13 @@ MIN_LEAD = 2e-3  # ten times the tolerance on logits: a winner by less would be 
 
 
 def build(name: str, config: dict) -> torch.nn.Module:
+    """Of a model of several parts, the text model, which is the same in Transformers."""
+    state = {tensor.replace(".language_model.", "."): values for tensor, values in tensors(name).items()}
+    config = text_config(config)
     config = {key: value for key, value in config.items() if key != "architectures"}
     hf = AutoConfig.for_model(config.pop("model_type"), **config)
     model = AutoModelForCausalLM.from_config(hf, attn_implementation="eager", dtype=torch.float32).eval()
-    state = {tensor: torch.from_numpy(values) for tensor, values in tensors(name).items()}
+    state = {k: torch.from_numpy(values) for k, values in state.items() if not k.startswith("model.vision_tokenizer.")}
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert not unexpected, unexpected
     assert set(missing) <= {"lm_head.weight"}, missing

@@ -26,9 +26,13 @@ _BASE: dict[str, Any] = {
 }
 _LLAMA = {**_BASE, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 _QWEN3 = {**_BASE, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "rms_norm_eps": 1e-6, "head_dim": 32}
+WINDOW = 134  # a prompt of 70 tokens and 64 more: the longest sequence through which every token sees every other
+_ASKED = {"use_sliding_window": True, "max_window_layers": 1}
 _QWEN2 = {**_BASE, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "rms_norm_eps": 1e-6}
 _MISTRAL = {**_BASE, "model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": None}
 _APERTUS = {**_BASE, "model_type": "apertus", "architectures": ["ApertusForCausalLM"], "hidden_act": "xielu"}
+_APERTUS_TEXT = {k: v for k, v in _APERTUS.items() if k != "architectures"}
+_APERTUS_TEXT |= {"model_type": "apertus1p5_text", "vocab_size": 208, "output_vocab_size": 160}
 _LONG = {**_LLAMA, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
 _LONG["max_position_embeddings"] = 16384
 
@@ -65,15 +69,26 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3-dynamic": {**_QWEN3, **_old("dynamic", 1e6, key="type", factor=2.0), "tie_word_embeddings": True},
     "qwen2-tied": {**_QWEN2, **_new("default", 1e6), "tie_word_embeddings": True, "sliding_window": 4096},
     "qwen2-untied": {**_QWEN2, "rope_theta": 1e6, "rope_scaling": None, "num_key_value_heads": 1},
-    "qwen2-yarn": {**_QWEN2, **_old("yarn", 1e6, key="type", **_YARN), "num_key_value_heads": 4},
+    "qwen2-yarn": {**_QWEN2, **_old("yarn", 1e6, key="type", **_YARN, attention_factor=0.8), "num_key_value_heads": 4},
+    "qwen2-window": {**_QWEN2, **_new("default", 1e4), **_ASKED, "sliding_window": WINDOW},
     "mistral": {**_MISTRAL, **_new("default", 1e6), "head_dim": 24},
-    "mistral-window": {**_MISTRAL, "rope_theta": 10000.0, "sliding_window": 256, "tie_word_embeddings": True},
+    "mistral-window": {**_MISTRAL, "rope_theta": 10000.0, "sliding_window": WINDOW, "tie_word_embeddings": True},
     "mistral-linear": {**_MISTRAL, **_old("linear", 1e4, factor=2.0), "num_key_value_heads": 4},
     "apertus-llama3": {**_APERTUS, **_old("llama3", 12e6, **_LLAMA3), "qk_norm": True, "post_norm": False},
     "apertus-tied": {**_APERTUS, **_new("default", 12e6), "tie_word_embeddings": True, "rms_norm_eps": 0.01},
     "apertus-biases": {**_APERTUS, **_new("linear", 1e6, factor=2.0), "attention_bias": True, "mlp_bias": False},
     "apertus-head-dim": {**_APERTUS, **_new("yarn", 1e6, **_YARN), "head_dim": 24, "num_key_value_heads": 1},
     "apertus-constants": {**_APERTUS, **_old("dynamic", 1e6, factor=4.0), "num_key_value_heads": None},
+    "apertus1p5": {
+        "model_type": "apertus1p5",
+        "architectures": ["Apertus1p5ForConditionalGeneration"],
+        "text_config": {**_APERTUS_TEXT, **_new("llama3", 4e6, **_LLAMA3), "tie_word_embeddings": False},
+        "vision_config": {"codebook_size": 32},
+        "audio_config": {"model_type": "wavtokenizer"},
+        "image_token_id": 161,
+        "tie_word_embeddings": False,
+    },
+    "apertus1p5-text": {**_APERTUS_TEXT, **_new("linear", 4e6, factor=2.0), "attention_bias": True},
     "long-default": {**_LONG, **_new("default", 5e5)},
     "long-linear": {**_LONG, **_old("linear", key="type", factor=4.0)},
     "long-llama3": {**_LONG, **_old("llama3", 5e5, key="type", **_LLAMA3_LONG)},
@@ -101,6 +116,8 @@ ROPE_POSITIONS = (0, 1, 255, 4_095, 12_000, 40_959)
 
 def other_rope_form(config: dict[str, Any]) -> dict[str, Any]:
     """The same config with its rope fields in the other of the two forms."""
+    if "text_config" in config:
+        return {**config, "text_config": other_rope_form(config["text_config"])}
     rest = {k: v for k, v in config.items() if k not in ("rope_theta", "rope_scaling", "rope_parameters")}
     if "rope_parameters" in config:
         options = dict(config["rope_parameters"])
@@ -116,8 +133,14 @@ def other_rope_form(config: dict[str, Any]) -> dict[str, Any]:
 
 def prompt(name: str, length: int, salt: int = 0) -> list[int]:
     """Token ids that follow from the name and the salt; 0 … 2 are left out."""
-    vocab = (VARIANTS | EXAMPLES)[name]["vocab_size"]
+    config = text_config((VARIANTS | EXAMPLES)[name])
+    vocab = config.get("output_vocab_size") or config["vocab_size"]
     return (3 + _hash(f"{name}/prompt/{salt}", length) % np.uint64(vocab - 3)).astype(int).tolist()
+
+
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The fields of the text model."""
+    return config.get("text_config", config)
 
 
 def tensors(name: str) -> dict[str, np.ndarray]:
@@ -127,6 +150,12 @@ def tensors(name: str) -> dict[str, np.ndarray]:
 
 def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Hugging Face's tensor names and shapes of a checkpoint."""
+    if "text_config" in config:
+        found = {
+            name.replace("model.", "model.language_model.", 1): shape
+            for name, shape in shapes(config["text_config"]).items()
+        }
+        return found | {"model.vision_tokenizer.encoder.conv_in.weight": (4, 3, 3, 3)}
     hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
     head_dim = config.get("head_dim") or hidden // heads
     kv_rows = (config.get("num_key_value_heads") or heads) * head_dim
@@ -143,7 +172,7 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         "mlp.down_proj": (hidden, inner, mlp),
     }
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
-    if kind == "apertus":
+    if "apertus" in kind:
         del linears["mlp.gate_proj"]
         norms = ("attention_layernorm", "feedforward_layernorm")
     result: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
@@ -155,14 +184,14 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
                 result[f"{prefix}{linear}.bias"] = (rows,)
         for norm in norms:
             result[f"{prefix}{norm}.weight"] = (hidden,)
-        if kind in ("qwen3", "apertus"):
+        if kind == "qwen3" or "apertus" in kind:
             result |= {f"{prefix}self_attn.{which}_norm.weight": (head_dim,) for which in "qk"}
-        if kind == "apertus":
+        if "apertus" in kind:
             result |= {f"{prefix}mlp.act_fn.{alpha}": (1,) for alpha in ("alpha_p", "alpha_n")}
             result |= {f"{prefix}mlp.act_fn.{buffer}": () for buffer in ("beta", "eps")}
     result["model.norm.weight"] = (hidden,)
     if not config.get("tie_word_embeddings"):
-        result["lm_head.weight"] = (config["vocab_size"], hidden)
+        result["lm_head.weight"] = (config.get("output_vocab_size") or config["vocab_size"], hidden)
     return result
 
 

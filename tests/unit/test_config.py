@@ -163,7 +163,9 @@ def test_what_would_change_the_result_is_refused_by_name(changes, named):
 def test_the_list_of_supported_model_types_is_shown():
     with pytest.raises(UnsupportedModelError) as caught:
         load(model_type="mamba")
-    assert caught.value.hint == "supported model types: apertus, llama, mistral, qwen2, qwen3"
+    assert (
+        caught.value.hint == "supported model types: apertus, apertus1p5, apertus1p5_text, llama, mistral, qwen2, qwen3"
+    )
 
 
 @pytest.mark.parametrize(
@@ -202,6 +204,32 @@ def test_an_apertus_without_a_rope_object_is_damage(rope):
 )
 def test_the_same_options_without_effect_are_accepted(changes):
     load(**changes)
+
+
+# Models of several parts
+
+
+def test_the_text_config_is_the_model():
+    table = VARIANTS["apertus1p5"]
+    config = ModelConfig.from_dict({**table, "eos_token_id": [2, 68], "max_position_embeddings": 1})
+    assert (config.model_type, config.hidden_size, config.max_context) == ("apertus1p5", 64, 256)
+    assert (config.vocab_size, config.embedding_rows, config.eos_token_ids) == (160, 208, (2, 68))
+    for inner in (None, "x", [], {"hidden_size": 64}):
+        with pytest.raises(ModelError):
+            ModelConfig.from_dict({**table, "text_config": inner})
+    with pytest.raises(UnsupportedModelError, match="text_config"):
+        load(text_config=table["text_config"])
+
+
+def test_a_head_may_have_fewer_rows_than_the_embedding_only_in_apertus():
+    for rows in (100, 208):
+        assert ModelConfig.from_dict({**VARIANTS["apertus1p5-text"], "output_vocab_size": rows}).vocab_size == rows
+    with pytest.raises(DamagedModelError, match="output_vocab_size must be a whole number from 1 to 208"):
+        ModelConfig.from_dict({**VARIANTS["apertus1p5-text"], "output_vocab_size": 209})
+    with pytest.raises(DamagedModelError, match="tie_word_embeddings must be false beside output_vocab_size 160"):
+        ModelConfig.from_dict({**VARIANTS["apertus1p5-text"], "tie_word_embeddings": True})
+    with pytest.raises(UnsupportedModelError, match="output_vocab_size 100"):
+        load(output_vocab_size=100)
 
 
 # Sliding windows

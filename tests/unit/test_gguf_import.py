@@ -12,12 +12,14 @@ from gguf.constants import GGML_QUANT_SIZES
 from safetensors import safe_open
 
 from tests.gguf_files import TEMPLATE, TinyModel
+from tileinfer_core.config import ModelConfig
 from tileinfer_core.dtypes import BFLOAT16
 from tileinfer_core.errors import DamagedModelError, DiskError, UnsupportedModelError
 from tileinfer_core.gguf_import import convert, tensors
 from tileinfer_core.gguf_import.config import llama3_scaling
 from tileinfer_core.gguf_import.container import GgufFile, GgufTensor
 from tileinfer_core.manifest import Manifest
+from tileinfer_core.models.define import define_from_files
 from tileinfer_core.progress import silent
 from tileinfer_core.weights import WeightFiles
 
@@ -38,7 +40,7 @@ def config_of(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "config.json").read_text()))
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen3"])
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_float32_weights_come_back_exactly(tmp_path: Path, arch: str, tied: bool) -> None:
     model = TinyModel(arch=arch, tied=tied, heads=6, kv_heads=3, head_dim=16)
@@ -48,6 +50,7 @@ def test_float32_weights_come_back_exactly(tmp_path: Path, arch: str, tied: bool
     for name, values in expected.items():
         assert np.array_equal(files.read(name), values), name
     assert config_of(tmp_path / "out")["tie_word_embeddings"] is tied
+    assert define_from_files(ModelConfig.load(tmp_path / "out"), files)[0].tied is tied
 
 
 def test_rows_are_reordered_head_by_head_in_any_piece_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ def test_a_healthy_model(tmp_path):
 
 
 def test_an_apertus_model_with_thoughts(tmp_path):
-    config = {**VARIANTS["apertus-tied"], "vocab_size": 512, "eos_token_id": 493}
+    config = {**VARIANTS["apertus-tied"], "vocab_size": 512, "eos_token_id": 492}
     findings = diagnose_model(write(tmp_path, config, tokenizer="apertus", template="deliberation"))
     assert "thoughts stand in <|inner_prefix|>; --think and --no-think reach it" in the(findings, "chat template", "ok")
 
@@ -77,6 +77,7 @@ def change(**fields):
         (change(intermediate_size=100), "weights", "problem", "of another shape"),
         (change(tie_word_embeddings=False), "weights", "problem", "1 missing: lm_head.weight"),
         (change(vocab_size=400), "tokenizer", "problem", "80 tokens have ids beyond the 400 rows"),
+        (change(eos_token_id=[2, 70]), "end of sequence", "warning", "config.json names 70 'c', an ordinary token"),
         (change(eos_token_id=500), "end of sequence", "warning", "config.json names 500, which is no token"),
         (change(sliding_window=64), "positions", "info", "beyond 64 tokens"),
         (

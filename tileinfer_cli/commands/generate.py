@@ -6,6 +6,7 @@ from tileinfer_cli import answer, opening, render
 from tileinfer_cli.commandline import Cli
 from tileinfer_cli.options import (
     JsonFlag,
+    LogprobsFlag,
     ModelFlags,
     PromptArgument,
     PromptFlags,
@@ -38,6 +39,7 @@ def run(
     until: StopFlags,
     thinking: ThinkingFlags,
     as_json: JsonFlag = False,
+    logprobs: LogprobsFlag = False,
     stats: StatsFlag = False,
     quiet: QuietFlag = False,
 ) -> None:
@@ -45,6 +47,7 @@ def run(
     streams = cli.streams
     streams.out.require()
     opening.check_raw(words, thinking.think)
+    opening.check_logprobs(as_json=as_json, logprobs=logprobs)
     text = read_prompt(streams, prompt, words.file)
     settings = opening.load_settings()
     folder = opening.find_model(cli, settings, where.model)
@@ -61,6 +64,8 @@ def run(
         document = answer.as_document(engine, finished, wanted.sampling)
         if thinking.show_thinking:
             document["thinking"] = finished.thinking
+        if logprobs:
+            document["tokens"] = answer.token_list(engine, finished)
         render.print_json(streams.out, document)
     answer.print_ending(streams, finished, limit_origin=wanted.max_tokens.origin)
     if stats:

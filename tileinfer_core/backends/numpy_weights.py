@@ -161,7 +161,7 @@ def _blocks(parameter: Parameter, files: WeightFiles, array: Float32Array) -> It
     start = 0
     for part in parameter.parts:
         info = files.info(part.name)
-        count = int(np.prod(info.shape))
+        count = int(np.prod(part.read_shape))
         for first in range(0, count, BLOCK):
             last = min(first + BLOCK, count)
             offset = info.offset + first * _ITEM_BYTES[info.dtype]

@@ -1,4 +1,4 @@
-"""config.json and generation_config.json from the keys of a GGUF file, for the architectures llama and qwen3.
+"""config.json and generation_config.json from the keys of a GGUF file, for the architectures llama, qwen2 and qwen3.
 
 Every key of the architecture is either used, known not to change the result, or a reason to refuse: a setting that
 is dropped in silence gives wrong text. What can't be said in config.json (rope_freqs.weight holds only the factors
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-CLASSES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 MAX_LAYERS = 1024
 
 _USED = {

@@ -4,7 +4,7 @@
     F16, BF16, F32  → as they are
 
 llama files store the rows of q and k with the two halves of each head interleaved (llama.cpp rotates neighbouring
-pairs, Transformers rotates halves); that order is undone here. qwen3 files keep the original order.
+pairs, Transformers rotates halves); that order is undone here. qwen2 and qwen3 files keep the original order.
 Dequantisation is the `gguf` package's, a few rows at a time, so that the float32 copy stays small.
 """
 
@@ -120,13 +120,14 @@ def expected_tensors(config: Mapping[str, Any]) -> dict[str, tuple[str, tuple[in
     }
     if config["model_type"] == "qwen3":
         shapes |= dict.fromkeys(sorted(_QWEN3_ONLY), (config["head_dim"],))
+    qwen2 = config["model_type"] == "qwen2"  # its output product has no bias, though q, k and v have
     vocab: tuple[int, ...] = (config["vocab_size"], hidden)
     expected: dict[str, tuple[str, tuple[int, ...]]] = {"token_embd.weight": (_OUTSIDE["token_embd.weight"], vocab)}
     for layer in range(config["num_hidden_layers"]):
         for name, shape in shapes.items():
             new_name = f"model.layers.{layer}.{_IN_LAYER[name]}"
             expected[f"blk.{layer}.{name}.weight"] = (f"{new_name}.weight", shape)
-            if config["attention_bias"] and name in _WITH_BIAS:
+            if config["attention_bias"] and name in _WITH_BIAS and not (qwen2 and name == "attn_output"):
                 expected[f"blk.{layer}.{name}.bias"] = (f"{new_name}.bias", shape[:1])
     expected["output_norm.weight"] = (_OUTSIDE["output_norm.weight"], (hidden,))
     if not config["tie_word_embeddings"]:

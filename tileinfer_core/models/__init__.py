@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 MODEL_TYPES: Mapping[str, str] = MappingProxyType(
     {
         "apertus": "tileinfer_core.models.apertus",
+        "apertus1p5": "tileinfer_core.models.apertus1p5",
+        "apertus1p5_text": "tileinfer_core.models.apertus",
         "llama": "tileinfer_core.models.llama",
         "mistral": "tileinfer_core.models.mistral",
         "qwen2": "tileinfer_core.models.qwen2",

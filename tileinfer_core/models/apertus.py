@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tileinfer_core.models.decoder import base_structure, decoder_parameters
+from tileinfer_core.models.decoder import ROOT, base_structure, decoder_parameters
 from tileinfer_core.models.rules import ConfigRules
 
 if TYPE_CHECKING:
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from tileinfer_core.models.structure import LayerStructure, Parameter
 
 CONFIG_RULES = ConfigRules(
-    activations={"xielu": "xielu"}, fixed={"qk_norm": (True,), "mlp_bias": (False,)}, needs_rope_object=True
+    activations={"xielu": "xielu"},
+    fixed={"qk_norm": (True,), "mlp_bias": (False,)},
+    needs_rope_object=True,
+    cut_head=True,
 )
 
 
@@ -26,6 +29,6 @@ def layer_structure(config: ModelConfig) -> LayerStructure:
     return base_structure(config, qk_norm=True, qkv_bias=biased, o_bias=biased, mlp="plain")
 
 
-def parameters(config: ModelConfig, *, tied: bool) -> tuple[Parameter, ...]:
+def parameters(config: ModelConfig, *, tied: bool, stored_in: str = ROOT) -> tuple[Parameter, ...]:
     norms = ("attention_layernorm", "feedforward_layernorm")
-    return decoder_parameters(config, layer_structure(config), tied=tied, norms=norms)
+    return decoder_parameters(config, layer_structure(config), tied=tied, norms=norms, stored_in=stored_in)

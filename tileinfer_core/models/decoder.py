@@ -10,7 +10,7 @@ A model's file picks from these and writes its own where its layers differ. Name
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from tileinfer_core.models.structure import LayerStructure, Parameter
@@ -35,6 +35,7 @@ JOINED: Mapping[str, tuple[str, ...]] = {
 }
 UP_ALONE = ("mlp.up_proj",)  # a plain MLP's gate_up_proj
 NORMS = ("input_layernorm", "post_attention_layernorm")  # stored names of the norms before attention and MLP
+ROOT = "model."
 LM_HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -109,17 +110,34 @@ def base_structure(
 
 
 def decoder_parameters(
-    config: ModelConfig, structure: LayerStructure, *, tied: bool, norms: tuple[str, str] = NORMS
+    config: ModelConfig,
+    structure: LayerStructure,
+    *,
+    tied: bool,
+    norms: tuple[str, str] = NORMS,
+    stored_in: str = ROOT,
 ) -> tuple[Parameter, ...]:
-    """The arrays in the order in which a forward pass first needs them. `norms`: the layer norms' stored names."""
-    whole = (config.vocab_size, config.hidden_size)
-    arrays = [Parameter(EMBEDDING, (TensorSpec(EMBEDDING, whole),))]
+    """The arrays in the order in which a forward pass first needs them.
+
+    `norms`: the layer norms' stored names. `stored_in`: what the files have in place of ROOT.
+    """
+    rows = config.vocab_size if config.vocab_size < config.embedding_rows else None
+    whole = TensorSpec(EMBEDDING, (config.embedding_rows, config.hidden_size), rows=rows)
+    arrays = [Parameter(EMBEDDING, (whole,))]
     for layer in range(config.num_hidden_layers):
         arrays += _layer_parameters(structure, layer, norms)
     arrays.append(_single("model.norm.weight", (config.hidden_size,)))
     if not tied:
-        arrays.append(_single(LM_HEAD, whole))
-    return tuple(arrays)
+        arrays.append(_single(LM_HEAD, (config.vocab_size, config.hidden_size)))
+    return tuple(arrays) if stored_in == ROOT else tuple(_stored_in(stored_in, parameter) for parameter in arrays)
+
+
+def _stored_in(root: str, parameter: Parameter) -> Parameter:
+    parts = (
+        replace(part, name=root + part.name.removeprefix(ROOT)) if part.name.startswith(ROOT) else part
+        for part in parameter.parts
+    )
+    return replace(parameter, parts=tuple(parts))
 
 
 def _single(name: str, shape: tuple[int, ...]) -> Parameter:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tileinfer_core.errors import DamagedModelError
 from tileinfer_core.models import MODEL_TYPES
-from tileinfer_core.models.decoder import EMBEDDING, LM_HEAD, ModelDefinition
+from tileinfer_core.models.decoder import LM_HEAD, ModelDefinition
 
 if TYPE_CHECKING:
     from tileinfer_core.config import ModelConfig
@@ -34,8 +34,9 @@ def define_from_files(config: ModelConfig, files: WeightFiles) -> tuple[ModelDef
     """
     tied, warnings = _tied(config, files)
     model = define_model(config, tied=tied)
-    _check_head_dim(config, files)
-    ignored = [name for name in files.names if name.endswith(_STORED_BUFFERS)]
+    _check_head_dim(model, files)
+    not_read = getattr(importlib.import_module(MODEL_TYPES[config.model_type]), "NOT_READ", ())
+    ignored = [name for name in files.names if name.endswith(_STORED_BUFFERS) or name.startswith(not_read)]
     specs = [spec for parameter in model.parameters for spec in parameter.parts]
     files.check(specs, ignore=[*ignored, LM_HEAD] if tied else ignored)
     return model, warnings
@@ -44,7 +45,8 @@ def define_from_files(config: ModelConfig, files: WeightFiles) -> tuple[ModelDef
 def _tied(config: ModelConfig, files: WeightFiles) -> tuple[bool, tuple[str, ...]]:
     if not config.tie_word_embeddings:
         return False, ()
-    if LM_HEAD not in files.names or EMBEDDING not in files.names or _equal(files, LM_HEAD, EMBEDDING):
+    embedding = define_model(config, tied=True).parameters[0].parts[0].name
+    if LM_HEAD not in files.names or embedding not in files.names or _equal(files, LM_HEAD, embedding):
         return True, ()
     warning = (
         f"{files.folder}: config.json ties the output head to the embedding, but the files store a different "
@@ -62,9 +64,10 @@ def _equal(files: WeightFiles, left: str, right: str) -> bool:
     return all(x[i : i + rows].tobytes() == y[i : i + rows].tobytes() for i in range(0, a.shape[0], rows))
 
 
-def _check_head_dim(config: ModelConfig, files: WeightFiles) -> None:
+def _check_head_dim(model: ModelDefinition, files: WeightFiles) -> None:
     """Say it in terms of head_dim when q_proj contradicts the config; a bare shape mismatch would not tell why."""
-    name = "model.layers.0.self_attn.q_proj.weight"
+    config = model.config
+    name = next(p for p in model.parameters if p.name == "model.layers.0.qkv_proj.weight").parts[0].name
     if name not in files.names:
         return
     shape = files.info(name).shape

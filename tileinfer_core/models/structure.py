@@ -61,5 +61,5 @@ class Parameter:
     def shape(self) -> tuple[int, ...]:
         if self.form == "xielu":
             return (4,)
-        rows = sum(part.shape[0] for part in self.parts)
+        rows = sum(part.read_shape[0] for part in self.parts)
         return (rows, *self.parts[0].shape[1:])

@@ -85,7 +85,7 @@ def load_weights(
         if parameter.form == "xielu":
             device.copy_in(arrays[parameter.name], _xielu_numbers(parameter, files))
     pieces = [piece for p in joined for piece in _pieces(p, files, arrays[p.name])]
-    total = sum(files.info(part.name).bytes for p in joined for part in p.parts)
+    total = sum(_stored_bytes(piece) for piece in pieces)
     largest = max(_stage_bytes(piece) for piece in pieces)
     done = 0
     with _Stages(device, largest) as stages:
@@ -115,9 +115,9 @@ def _pieces(parameter: Parameter, files: WeightFiles, array: Array) -> Iterator[
     start = 0
     for index, part in enumerate(parameter.parts):
         info = files.info(part.name)
-        rows = info.shape[0]
+        rows = part.read_shape[0]
         target = array[index::step] if step > 1 else array[start : start + rows]
-        at_once = max(1, STAGE_BYTES // max(info.bytes // rows, _row_bytes(target)))
+        at_once = max(1, STAGE_BYTES // max(info.bytes // info.shape[0], _row_bytes(target)))
         for first in range(0, rows, at_once):
             count = min(at_once, rows - first)
             yield _Piece(info, first, count, target[first : first + count])

@@ -164,8 +164,8 @@ class Ops:
     def qkv_row(self, w: Array, bias: Array, b: Buffers) -> None:
         self._normed(linear_norm, w, b["down_sums"], b["qkv"], b, bias=as_row(bias))
 
-    def swiglu_row(self, w: Array, b: Buffers) -> None:
-        self._normed(linear_swiglu, w, b["o_sums"], b["act"], b)
+    def swiglu_row(self, w: Array, bias: Array, b: Buffers) -> None:
+        self._normed(linear_swiglu, w, b["o_sums"], b["act"], b, bias=as_row(bias))
 
     def xielu_row(self, w: Array, numbers: Array, b: Buffers) -> None:
         """β and ε are the kernel's constants; the loader has checked them."""

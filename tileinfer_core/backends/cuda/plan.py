@@ -35,8 +35,8 @@ def refuse_unsupported(structure: LayerStructure) -> None:
     group = structure.num_attention_heads // structure.num_key_value_heads
     if group > ops.MAX_GROUP:
         raise _unsupported(f"{group} query heads per key/value head", f"up to {ops.MAX_GROUP}")
-    if structure.mlp_bias:
-        raise _unsupported("biases in the feed-forward products", "models without mlp_bias")
+    if structure.mlp_bias and structure.mlp == "plain":
+        raise _unsupported("biases in the feed-forward products of a plain MLP", "biases of gated ones")
     for name, size in (("hidden_size", structure.hidden_size), ("intermediate_size", structure.intermediate_size)):
         if size % ops.SIZE_STEP:
             raise _unsupported(f"{name} {size}", f"multiples of {ops.SIZE_STEP}")
@@ -135,7 +135,7 @@ class Plans:
             o.attend_row((layer.q_norm, layer.k_norm), self._pages(index), context, b)
             o.o_row(layer.o, layer.o_bias, layer.post_norm, b)
             if layer.xielu is None:
-                o.swiglu_row(layer.gate_up, b)
+                o.swiglu_row(layer.gate_up, layer.gate_up_bias, b)
             else:
                 o.xielu_row(layer.gate_up, layer.xielu, b)
             o.down_row(layer.down, layer.down_bias, next_norm, b)
