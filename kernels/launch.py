@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 FIRST_PDL_ARCH = 90
 
 
+@functools.cache
 def supports_pdl(arch: str) -> bool:
     """Whether the target has programmatic dependent launch."""
     return int(arch.removeprefix("sm_").rstrip("abcdefghijklmnopqrstuvwxyz")) >= FIRST_PDL_ARCH
@@ -43,7 +44,8 @@ def launch(
             target has no such launch this is a plain one, whose order is the stream's.
         hints: occupancy, num_worker_warps, num_ctas, opt_level. Each set of hints is a kernel of its own.
     """
-    kernel = with_hints(kernel, **hints)
+    if hints:
+        kernel = with_hints(kernel, **hints)
     if dependent and supports_pdl(arch):
         ct.launch(stream, grid, kernel, tuple(args), programmatic_dependent_launch=True)
     else:

@@ -165,7 +165,8 @@ class GpuDevice:
         try:
             self._store.install(launch.kernel)
             x, y, z = launch.grid
-            launcher = self._launcher if launch.pdl is None else self._launcher.with_pdl(launch.pdl)
+            same = launch.pdl is None or launch.pdl == self.pdl
+            launcher = self._launcher if same else self._launcher.with_pdl(bool(launch.pdl))
             launcher(launch.kernel, (x, y, z), launch.args)
         except Exception as error:
             constants = [arg for arg in launch.args if isinstance(arg, (bool, int, float))]

@@ -63,15 +63,24 @@ class Plans:
         pdl: bool,
     ) -> None:
         self._structure = model.structure
-        self.weights = weights
+        self._weights = weights
         self._pool = pool
-        self.block_table = block_table
+        self._table = block_table
         self._b = buffers
         self._arch = arch
         self._pdl = pdl
 
+    @property
+    def weights(self) -> DecoderWeights[Array]:
+        return self._weights
+
+    @property
+    def block_table(self) -> Array:
+        """The device's, of the sequence in work."""
+        return self._table
+
     def _pages(self, index: int) -> tuple[Array, Array, Array]:
-        return self._pool.k[index], self._pool.v[index], self.block_table
+        return self._pool.k[index], self._pool.v[index], self._table
 
     def _ops(self) -> ops.Ops:
         return ops.Ops(RecordingLauncher(self._arch, pdl=self._pdl), self._structure)
@@ -80,7 +89,7 @@ class Plans:
 
     def prefill(self, rows: int, layers: int | None = None) -> list[Recorded]:
         """`layers` cuts the plan short, for a look at its kernels: all layers are alike."""
-        o, b, w = self._ops(), self._b, self.weights
+        o, b, w = self._ops(), self._b, self._weights
         x = b["rows_residual"][:rows]  # [T, D]
         o.embed_rows(b["token_ids"][:rows], w.embedding, x)
         for index, layer in enumerate(w.layers[:layers]):
@@ -106,7 +115,7 @@ class Plans:
 
     def all_logits(self, first: int, rows: int, out: Array) -> list[Recorded]:
         """out [rows, V] float32, zeroed before, after rows `first` … of the last chunk."""
-        o, b, w = self._ops(), self._b, self.weights
+        o, b, w = self._ops(), self._b, self._weights
         normed = b["rows_normed"][first : first + rows]
         o.norm_rows(b["rows_residual"][first : first + rows], w.norm, normed)
         o.add_linear_rows(normed, w.lm_head, None, out)
@@ -115,7 +124,7 @@ class Plans:
     # -- decode
 
     def head(self) -> list[Recorded]:
-        o, b, w = self._ops(), self._b, self.weights
+        o, b, w = self._ops(), self._b, self._weights
         o.head_row(w.norm, w.lm_head, b)
         return o.records
 
@@ -126,7 +135,7 @@ class Plans:
 
     def decode(self, context: int, layers: int | None = None) -> list[Recorded]:
         """One step for a sequence of at most `context` tokens with its own."""
-        o, b, w = self._ops(), self._b, self.weights
+        o, b, w = self._ops(), self._b, self._weights
         here = w.layers[:layers]
         norms = [layer.input_norm for layer in here[1:]] + [w.norm]
         o.embed_row(w.embedding, w.layers[0].input_norm, b)
