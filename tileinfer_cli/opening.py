@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tileinfer_core.backends.select import BackendChoice
     from tileinfer_core.bench import Loaded
     from tileinfer_core.compiler_settings import CompilerSettings
+    from tileinfer_core.config import ModelConfig
     from tileinfer_core.engine import Engine, EngineOptions, Request
     from tileinfer_core.generation_config import GenerationConfig
     from tileinfer_core.messages import Message
@@ -83,8 +84,13 @@ def load_engine(cli: Cli, folder: ModelFolder | Path, options: EngineOptions, *,
     return engine
 
 
-def load_for_bench(cli: Cli, flags: ModelFlags, config: Path | None, *, quiet: bool) -> tuple[str, Loaded]:
-    """A name, and the model without its text side; `config` is a shape to fill with noise in place of a model."""
+def load_for_bench(
+    cli: Cli, flags: ModelFlags, config: Path | None, *, quiet: bool, shape: ModelConfig | None = None
+) -> tuple[str, Loaded]:
+    """A name, and the model without its text side; `config` is a shape to fill with noise in place of a model.
+
+    `shape` is what `config` names where that is no file.
+    """
     from tileinfer_core.bench import load_for_bench as load
 
     settings = load_settings()
@@ -96,7 +102,9 @@ def load_for_bench(cli: Cli, flags: ModelFlags, config: Path | None, *, quiet: b
         name, path = f"random weights, {config}", config
     noise = config is not None
     with Progress(cli.streams.err, quiet=quiet) as progress:
-        loaded = load(path, backend=options.backend, context=options.context, noise=noise, on_progress=progress)
+        loaded = load(
+            path, backend=options.backend, context=options.context, noise=noise, shape=shape, on_progress=progress
+        )
     for warning in loaded.warnings:
         print_warning(cli.streams.err, warning)
     _say_fallback(cli, options, loaded.backend, quiet=quiet)

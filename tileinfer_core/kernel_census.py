@@ -159,14 +159,14 @@ def census_without_gpu(
 
 def census_on_gpu(name: str, loaded: Loaded, step: Step, *, on_progress: OnProgress = silent) -> Census:
     """A loaded model's step, timed. Raises BackendError."""
-    from tileinfer_core.backends.cuda.census_times import StepTimer, matrix_rate, prepare  # noqa: PLC0415 - has CuPy
-
     runner: Any = loaded.runner
     if runner.backend_name != "cuda":
         raise BackendUnavailableError(
             f"a census times GPU kernels, and this is {runner.backend_name}: {loaded.backend.reason}",
             hint="--arch sm_90 gives everything but the times",
         )
+    from tileinfer_core.backends.cuda.census_times import StepTimer, matrix_rate, prepare  # noqa: PLC0415 - has CuPy
+
     _check_room(runner, step)
     launches = record_step(runner, loaded.model, step)
     resources = _resources(launches, runner.device.arch, silent)

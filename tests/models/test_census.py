@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from types import SimpleNamespace
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -19,7 +20,7 @@ from tileinfer_core.backends.cuda import load
 from tileinfer_core.backends.cuda.census_steps import Step, record_step, shape_runner, verify_step
 from tileinfer_core.backends.cuda.interpreted import InterpretedDevice
 from tileinfer_core.config import ModelConfig
-from tileinfer_core.errors import ModelNotFoundError, UsageError
+from tileinfer_core.errors import BackendUnavailableError, ModelNotFoundError, UsageError
 from tileinfer_core.kernel_census import Census, by_kind, chosen_step, config_of, picture
 from tileinfer_core.models.define import define_from_files, define_model
 from tileinfer_core.progress import silent
@@ -176,3 +177,28 @@ def test_models_by_name(store, tmp_path):
     assert config_of("qwen3-4b", store)[1].hidden_size == MODELS["Qwen3-4B"].hidden
     with pytest.raises(ModelNotFoundError, match="without its files a census needs a known shape"):
         config_of("org/absent", store)
+
+
+def test_times_against_bounds(census: Census):
+    """The bound is bytes at the copy speed or operations at the matrix rate, whichever takes longer."""
+    rows = census.kernels[:2]
+    times = SimpleNamespace(added=(4.0, 0.01), alone=(3.0, 2.0))
+    first, second = kernel_census._timed(rows, times, copy=1e12, rate=None)
+    assert first.bound_us == pytest.approx(rows[0].bytes / 1e6)
+    assert (first.time_us, first.gap_us) == (4.0, 1.0)
+    assert first.share == pytest.approx(first.bound_us / 4.0)
+    assert first.gb_s == pytest.approx(rows[0].bytes / 4.0 / 1e3)
+    assert (second.share, second.gb_s, second.gap_us) == (None, None, pytest.approx(-1.99))
+    slow, _ = kernel_census._timed((rows[1], rows[0]), times, copy=1e12, rate=1e9)
+    assert slow.bound_us == pytest.approx(rows[1].operations / 1e3)
+
+
+def test_noise_of_a_shape_by_its_name(tmp_path):
+    from tileinfer_core.bench import load_for_bench
+
+    config = ModelConfig.from_dict({**tiny_models.VARIANTS["qwen3-tied"]}, "tiny")
+    loaded = load_for_bench(tmp_path / "no file", backend="cpu", context=None, noise=True, shape=config)
+    assert loaded.model.config is config
+    runner = SimpleNamespace(runner=loaded.runner, backend=loaded.backend, model=loaded.model)
+    with pytest.raises(BackendUnavailableError, match="a census times GPU kernels, and this is cpu: asked for"):
+        kernel_census.census_on_gpu("tiny", runner, chosen_step("decode", None, 64))

@@ -16,7 +16,7 @@ EXAMPLES = """
 Examples:
   tileinfer kernels census -m qwen3:4b
   tileinfer kernels census -m Qwen3-4B --arch sm_90 --step prefill
-  tileinfer kernels census --random-weights config.json --svg step.svg
+  tileinfer kernels census --random-weights Qwen3-4B --svg step.svg
 """
 
 
@@ -25,7 +25,8 @@ def run(
     *,
     where: ModelFlags,
     random_weights: Annotated[
-        Path | None, typer.Option("--random-weights", metavar="CONFIG", help="A config.json: its shape, on noise.")
+        Path | None,
+        typer.Option("--random-weights", metavar="CONFIG", help="A config.json or a shape's name, on noise."),
     ] = None,
     step: Annotated[str, typer.Option("--step", metavar="KIND", help="decode, verify or prefill.")] = "decode",
     tokens: Annotated[
@@ -49,17 +50,18 @@ def run(
     options = opening.engine_options(where, settings)
     from tileinfer_core import kernel_census, kernel_tools
 
-    wanted = kernel_census.chosen_step(step, tokens, position)
+    wanted, store = kernel_census.chosen_step(step, tokens, position), opening.open_store(settings)
     here = kernel_tools.this_gpu()
     targets = kernel_tools.chosen_archs(arch or ())
     reference = where.model if where.model is not None else settings.model.value
     if here in targets and len(targets) == 1 and options.backend != "cpu":
-        name, loaded = opening.load_for_bench(cli, where, random_weights, quiet=quiet)
+        shape = None if random_weights is None else kernel_census.config_of(str(random_weights), store)[1]
+        name, loaded = opening.load_for_bench(cli, where, random_weights, quiet=quiet, shape=shape)
         with render.Progress(cli.streams.err, quiet=quiet) as progress:
             found = [kernel_census.census_on_gpu(name, loaded, wanted, on_progress=progress)]
     else:
         source = reference if random_weights is None else str(random_weights)
-        name, config = kernel_census.config_of(source, opening.open_store(settings))
+        name, config = kernel_census.config_of(source, store)
         with render.Progress(cli.streams.err, lasting=True, quiet=quiet) as progress:
             found = [
                 kernel_census.census_without_gpu(name, config, target, wanted, on_progress=progress)
