@@ -162,6 +162,19 @@ def _own_entries(folder: Path) -> Iterator[Entry]:
             )
 
 
+def size(folder: Path) -> int:
+    """Bytes of all entries, without looking at each. Raises UnreadableCacheError, OSError."""
+    own = 0
+    for path in (folder / OWN_FOLDER).glob(f"*{SUFFIX}"):
+        with contextlib.suppress(FileNotFoundError):
+            own += path.stat().st_size
+    with _database(folder) as connection:
+        if connection is None:
+            return own
+        (theirs,) = connection.execute("SELECT SUM(blob_size) FROM cache").fetchone()
+        return own + int(theirs or 0)
+
+
 def remove(folder: Path, chosen: Iterable[Entry]) -> None:
     """Take these out; those that are gone already don't matter. The database gives its space back to the disk."""
     keys = []
@@ -193,10 +206,11 @@ def clear(folder: Path) -> tuple[int, int]:
 
 def trim(folder: Path, limit: int) -> tuple[int, int]:
     """Remove what was used longest ago until the rest fits. Returns how many went and their bytes."""
-    found = entries(folder)
-    total = sum(entry.size for entry in found)
-    gone = []
-    while total > limit:
+    total = size(folder)
+    if total <= limit:
+        return 0, 0
+    found, gone = entries(folder), []
+    while found and total > limit:
         gone.append(found.pop())
         total -= gone[-1].size
     remove(folder, gone)

@@ -92,6 +92,7 @@ def test_the_oldest_go_until_the_limit_holds(tmp_path: Path) -> None:
     path = ours(tmp_path, "older", age=30)
     theirs(tmp_path, "newer", age=20)
     theirs(tmp_path, "newest", age=10)
+    assert cache.size(tmp_path) == sum(entry.size for entry in cache.entries(tmp_path)) > 4000
     assert cache.trim(tmp_path, 1 << 20) == (0, 0)
     count, size = cache.trim(tmp_path, 2000)
     assert count == 2
