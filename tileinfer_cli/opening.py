@@ -44,6 +44,15 @@ def find_model(cli: Cli, settings: Settings, reference: str | None) -> ModelFold
         return open_store(settings).resolve(reference if reference is not None else settings.model.value, progress)
 
 
+def find_model_to_run(cli: Cli, settings: Settings, reference: str | None) -> ModelFolder:
+    """As find_model; the disk begins to fetch its weights, which are needed in 0.1 s."""
+    from tileinfer_core.read_ahead import read_ahead
+
+    folder = find_model(cli, settings, reference)
+    read_ahead(folder.path)
+    return folder
+
+
 def engine_options(flags: ModelFlags, settings: Settings) -> EngineOptions:
     from tileinfer_core.engine import EngineOptions
 

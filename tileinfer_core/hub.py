@@ -36,7 +36,8 @@ from tileinfer_core.manifest import FileRecord, Manifest, record_of
 from tileinfer_core.progress import OnProgress, ProgressEvent, silent
 from tileinfer_core.pull_plan import PullFile, PullPlan, exclusive
 from tileinfer_core.store import ModelFolder, check_reference, local_path
-from tileinfer_core.weights import INDEX_NAME, SINGLE_NAME, WeightFiles
+from tileinfer_core.weight_index import INDEX_NAME, SINGLE_NAME
+from tileinfer_core.weights import WeightFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

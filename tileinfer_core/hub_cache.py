@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tileinfer_core.errors import ModelError
 from tileinfer_core.files import FileTooLargeError, read_small, sha256_of
-from tileinfer_core.weights import weight_files
+from tileinfer_core.weight_index import weight_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -27,7 +27,7 @@ from tileinfer_core.manifest import MANIFEST_NAME, Manifest
 from tileinfer_core.progress import OnProgress, silent
 from tileinfer_core.pull_plan import exclusive, lock_path
 from tileinfer_core.verify import verify_folder
-from tileinfer_core.weights import weight_files
+from tileinfer_core.weight_index import weight_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

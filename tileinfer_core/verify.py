@@ -11,7 +11,6 @@ from tileinfer_core.files import sha256_of
 from tileinfer_core.findings import Finding
 from tileinfer_core.manifest import Manifest
 from tileinfer_core.progress import OnProgress, ProgressEvent
-from tileinfer_core.weights import WeightFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,6 +67,8 @@ def _by_blob_names(folder: ModelFolder, cure: str | None) -> Iterator[Finding]:
 
 
 def _structure(folder: ModelFolder, cure: str | None) -> Iterator[Finding]:
+    from tileinfer_core.weights import WeightFiles  # noqa: PLC0415 - it needs NumPy, which a list of models does not
+
     try:
         WeightFiles.open(folder.path)
     except ModelError as error:

@@ -4,8 +4,7 @@
     check   compares with what the model declares; everything wrong is said at once, before anything is uploaded
     read    a read-only view of the mapped file in its storage dtype: no float32 copy, no memory beyond the page cache
 
-The index (model.safetensors.index.json) is the authority where there is one: files it does not name are not read.
-Pickled weights (.bin, .pth) are never read: they can run code.
+Which files those are, weight_index.py says.
 
 Format: 8 bytes header length (little endian), a JSON header {name: {dtype, shape, data_offsets}}, then the data,
 covered by the tensors without gaps or overlaps (https://github.com/huggingface/safetensors#format).
@@ -22,16 +21,15 @@ import numpy as np
 from tileinfer_core.dtypes import SAFETENSORS_DTYPES, dtype_name
 from tileinfer_core.errors import DamagedModelError, ModelError, UnsupportedModelError
 from tileinfer_core.files import regular_size
-from tileinfer_core.jsonfile import parse_json_object, read_json_object
+from tileinfer_core.jsonfile import parse_json_object
+from tileinfer_core.weight_index import some, weight_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     Array = np.ndarray[Any, np.dtype[Any]]
 
-INDEX_NAME = "model.safetensors.index.json"
-SINGLE_NAME = "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
 FLOAT_DTYPES = frozenset({"bfloat16", "float16", "float32"})
 INT8_DTYPES = frozenset({"int8"})
@@ -86,7 +84,7 @@ class WeightFiles:
             absent = sorted(set(expected_names or ()) - found.keys())
             if absent:
                 raise DamagedModelError(
-                    f"{path}: the index places {len(absent)} tensors here that the file does not have: {_some(absent)}",
+                    f"{path}: the index places {len(absent)} tensors here that the file does not have: {some(absent)}",
                     hint="fetch the model again with `tileinfer pull`",
                 )
             tensors.update(
@@ -143,9 +141,9 @@ class WeightFiles:
         missing = [name for name, spec in wanted.items() if not spec.optional and name not in self._tensors]
         unexpected = sorted(self._tensors.keys() - wanted.keys() - ignore)
         if missing:
-            yield f"{len(missing)} missing: {_some(missing)}"
+            yield f"{len(missing)} missing: {some(missing)}"
         if unexpected:
-            yield f"{len(unexpected)} unexpected: {_some(unexpected)}"
+            yield f"{len(unexpected)} unexpected: {some(unexpected)}"
         present = [(spec, self._tensors[name]) for name, spec in wanted.items() if name in self._tensors]
         shapes = [f"{s.name} has {list(i.shape)}, expected {list(s.shape)}" for s, i in present if i.shape != s.shape]
         dtypes = [
@@ -154,72 +152,9 @@ class WeightFiles:
             if i.dtype not in s.dtypes
         ]
         if shapes:
-            yield f"{len(shapes)} of another shape: {_some(shapes)}"
+            yield f"{len(shapes)} of another shape: {some(shapes)}"
         if dtypes:
-            yield f"{len(dtypes)} of another type: {_some(dtypes)}"
-
-
-def _some(items: Sequence[str], limit: int = 4) -> str:
-    """The first few names; what a file calls its tensors may hold anything, so odd ones are quoted."""
-    rest = len(items) - limit
-    return ", ".join(item if item.isprintable() else repr(item) for item in items[:limit]) + (
-        f", and {rest} more" if rest > 0 else ""
-    )
-
-
-def weight_files(folder: Path) -> dict[Path, frozenset[str] | None]:
-    """The weight files of a folder, each with the tensor names the index places there (None: no index).
-
-    Raises:
-        DamagedModelError: files that the index names and the folder does not have, or no weights at all.
-        UnsupportedModelError: weights in another format than safetensors.
-    """
-    index = folder / INDEX_NAME
-    if index.exists():
-        placed = read_index(index)
-        absent = sorted(name for name in placed if not (folder / name).is_file())
-        if absent:
-            raise DamagedModelError(
-                f"{folder}: incomplete, {len(placed) - len(absent)} of {len(placed)} weight files; no {_some(absent)}",
-                hint="fetch the missing files with `tileinfer pull`",
-            )
-        return {folder / name: frozenset(names) for name, names in placed.items()}
-    if (folder / SINGLE_NAME).is_file():
-        return {folder / SINGLE_NAME: None}
-    return dict.fromkeys(_without_index(folder))
-
-
-def _without_index(folder: Path) -> list[Path]:
-    """A folder with neither index nor model.safetensors: one file of another name will do, several are ambiguous."""
-    found = sorted(folder.glob("*.safetensors"))
-    if len(found) == 1:
-        return found
-    if found:
-        raise DamagedModelError(f"{folder}: {len(found)} safetensors files but no {INDEX_NAME} that says what is where")
-    for pattern in ("*.bin", "*.pth", "*.pt", "*.gguf"):
-        for other in sorted(folder.glob(pattern)):
-            raise UnsupportedModelError(
-                f"{folder}: no safetensors files, only {other.name}",
-                hint="name a .gguf file itself as the model"
-                if pattern == "*.gguf"
-                else "look for a safetensors version of this model",
-            )
-    raise DamagedModelError(f"{folder}: no weights ({SINGLE_NAME} or {INDEX_NAME}) in this folder")
-
-
-def read_index(path: Path) -> dict[str, list[str]]:
-    """{file name: tensor names} of an index. File names that lead out of the folder are refused."""
-    weight_map = read_json_object(path).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise DamagedModelError(f"{path}: not a safetensors index: no weight_map with entries")
-    placed: dict[str, list[str]] = {}
-    for name, file in weight_map.items():
-        if not isinstance(file, str) or "/" in file or "\\" in file or not file.endswith(".safetensors"):
-            raise DamagedModelError(
-                f"{path}: names {file!r} as a weight file, expected a .safetensors file of this folder"
-            )
-        placed.setdefault(file, []).append(name)
-    return placed
+            yield f"{len(dtypes)} of another type: {some(dtypes)}"
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:

@@ -29,12 +29,20 @@ def test_help_lists_the_commands_and_imports_nothing_heavy(environment) -> None:
     assert [name for name in imported if name.startswith(HEAVY)] == []
 
 
+def test_the_list_of_models_imports_nothing_heavy(environment) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "tileinfer_cli", "list"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    imported = {line.rsplit("|", 1)[1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "tileinfer_core.store" in imported
+    assert [name for name in imported if name.startswith(HEAVY)] == []
+
+
 def test_an_answer_waits_for_no_library_that_it_does_not_need(environment, hello) -> None:
     command = [sys.executable, "-X", "importtime", "-m", "tileinfer_cli", "generate", "hi", "-m", str(hello)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     imported = {line.rsplit("|", 1)[1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert "numpy" in imported
-    unneeded = ("rich", "prompt_toolkit", "huggingface_hub", "gguf", "safetensors", "importlib.metadata")
+    unneeded = ("rich", "prompt_toolkit", "huggingface_hub", "gguf", "safetensors")
     assert [name for name in imported if name.startswith(unneeded)] == []
 
 

@@ -15,7 +15,7 @@ from tileinfer_core.dtypes import BFLOAT16
 from tileinfer_core.errors import ContextLengthError, DamagedModelError, OutOfMemoryError
 from tileinfer_core.models.structure import Parameter
 from tileinfer_core.progress import silent
-from tileinfer_core.sampling import SamplingParams
+from tileinfer_core.sampling import Sampler, SamplingParams
 from tileinfer_core.weights import TensorSpec, WeightFiles
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -146,6 +146,22 @@ def test_masked_ids_are_never_sampled(runner):
     valid = np.ones(160, np.bool_)
     valid[first] = False
     assert next(runner.decode(cache, GREEDY, valid, 10)).id != first
+
+
+def test_what_is_drawn_follows_the_sampler_with_the_prompt_as_prompt(runner):
+    """Presence counts in the answer alone, and the random counter starts with it."""
+    params = SamplingParams(temperature=1.5, top_k=0, top_p=1.0, seed=3, presence_penalty=2.0, repetition_penalty=1.2)
+    sampler = Sampler(params)
+    cache, history = runner.new_cache(256), ids(20)
+    logits = runner.logits(cache, history)[-1]
+    wanted = []
+    for step in range(12):
+        wanted.append(sampler.sample(logits, history, step).id)
+        history = [*history, wanted[-1]]
+        logits = runner.logits(cache, wanted[-1:])[-1]
+    cache = runner.new_cache(256)
+    runner.prefill(cache, ids(20))
+    assert [s.id for s in islice(runner.decode(cache, params, None, 20), 12)] == wanted
 
 
 # Operations

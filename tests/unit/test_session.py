@@ -91,7 +91,10 @@ def test_old_thinking_that_the_template_drops_costs_only_the_suffix(session):
 def test_the_date_is_fixed_for_the_session(session):
     chat = session(template="{{ strftime_now('%Y-%m-%d') }}" + CHATML)
     chat._date = dt.date(2020, 2, 29)
-    say(chat)
+    for ask in (lambda: chat.send("hello", REQUEST), lambda: chat.retry(REQUEST)):
+        list(ask())
+        read = chat.engine.tokenizer.decode(chat._cache.token_ids, skip_special=False)
+        assert read.startswith("2020-02-29")
     assert chat.prompt_text().startswith("2020-02-29")
 
 

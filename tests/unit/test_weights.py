@@ -12,7 +12,8 @@ from safetensors.numpy import save_file
 
 from tileinfer_core.dtypes import BFLOAT16
 from tileinfer_core.errors import DamagedModelError, ModelError, UnsupportedModelError
-from tileinfer_core.weights import INDEX_NAME, SINGLE_NAME, TensorSpec, WeightFiles, read_header
+from tileinfer_core.weight_index import INDEX_NAME, SINGLE_NAME
+from tileinfer_core.weights import TensorSpec, WeightFiles, read_header
 
 if TYPE_CHECKING:
     from pathlib import Path

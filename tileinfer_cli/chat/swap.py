@@ -35,7 +35,7 @@ class Models:
     quiet: bool
 
     def open(self, reference: str | None) -> Engine:
-        return self._load(opening.find_model(self.cli, self.settings, reference))
+        return self._load(opening.find_model_to_run(self.cli, self.settings, reference))
 
     def replace(self, session: Session, reference: str) -> None:
         """

@@ -50,7 +50,7 @@ def run(
     opening.check_logprobs(as_json=as_json, logprobs=logprobs)
     text = read_prompt(streams, prompt, words.file)
     settings = opening.load_settings()
-    folder = opening.find_model(cli, settings, where.model)
+    folder = opening.find_model_to_run(cli, settings, where.model)
     options = opening.engine_options(where, settings)
     conversation = opening.conversation(settings, words, text)
     opening.refuse_long_prompt(folder, options, conversation, think=thinking.think)

@@ -87,7 +87,11 @@ class WeightLoad:
         self._blocks = iter(blocks)  # each thread takes the next one: `next` of a list's iterator is atomic
         self._results: SimpleQueue[int | BaseException] = SimpleQueue()
         self._cancelled = False
-        for _ in range(min(MAX_THREADS, os.cpu_count() or 1)):
+        cores = os.cpu_count() or 1
+        self._start_threads(min(MAX_THREADS, max(1, cores - 1)))  # one core is the caller's, until it waits
+
+    def _start_threads(self, count: int) -> None:
+        for _ in range(count):
             threading.Thread(target=self._work, name="load-weights", daemon=True).start()
 
     def finish(self, on_progress: OnProgress) -> dict[str, Float32Array]:
@@ -97,6 +101,7 @@ class WeightLoad:
             ModelError: a file that can't be read or has shrunk since its header was checked.
         """
         done = 0
+        self._start_threads(1)
         try:
             while done < self._total:
                 done += self._next_result()
