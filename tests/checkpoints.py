@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 def write_safetensors(path: Path, arrays: Mapping[str, np.ndarray], dtype: str = "F32") -> None:
-    """float32 arrays are stored as `dtype`, others as they are."""
+    """Arrays of float32 and float64 are stored as `dtype`, others as they are."""
     header, data, offset = {}, [], 0
     for name, array in arrays.items():
-        stored = dtype if array.dtype == np.float32 else safetensors_name(array.dtype)
+        stored = dtype if array.dtype in (np.float32, np.float64) else safetensors_name(array.dtype)
         raw = array.astype(SAFETENSORS_DTYPES[stored]).tobytes()
         header[name] = {"dtype": stored, "shape": list(array.shape), "data_offsets": [offset, offset + len(raw)]}
         data.append(raw)
@@ -81,7 +81,7 @@ def int8_tensors(
     """Every matrix as int8 and scales, by the oracle; norms and biases as they are."""
     stored = {}
     for name, array in arrays.items():
-        if array.ndim == 1:
+        if array.ndim < 2:
             stored[name] = array
             continue
         size = head if name in ("model.embed_tokens.weight", "lm_head.weight") else layers

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 from tileinfer_core.backends.cuda import buffers as buf
 from tileinfer_core.backends.cuda.loader import allocate, load_weights, random_weights, storage_dtype
 from tileinfer_core.backends.cuda.memory import plan_memory
-from tileinfer_core.backends.cuda.plan import refuse_unsupported
+from tileinfer_core.backends.cuda.plan import refuse_formats, refuse_unsupported
 from tileinfer_core.backends.cuda.runner import CudaRunner
 from tileinfer_core.backends.cuda.warmup import KernelWarmup
-from tileinfer_core.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     from tileinfer_core.backends.cuda.device import Device
@@ -33,14 +32,15 @@ def load_runner(
 ) -> CudaRunner:
     """`files` None fills the weights with noise, to time a shape. `context` None: the model's own, cut to what fits.
 
+    `kv` "int8" keeps keys and values in INT8; "bf16" in the weights' half-precision type.
+
     Raises:
         UnsupportedModelError: shapes that the kernels don't take.
         OutOfMemoryError: before anything is read, with the largest context that fits.
         BackendError: the compiler failed, or the device did.
     """
     refuse_unsupported(model.structure)
-    if kv != "bf16" or any(parameter.int8 for parameter in model.parameters):
-        raise UnsupportedModelError("INT8 does not run on the GPU yet", hint="--backend cpu runs it")
+    refuse_formats(model)
     half = "bfloat16" if files is None else storage_dtype(files)
     chunk = buf.padded_rows(min(prefill_chunk, context or model.config.max_context))
 
@@ -52,10 +52,11 @@ def load_runner(
         asked=context,
         free=device.memory().free,
         item=buf.item_bytes(half),
+        kv_item=1 if kv == "int8" else None,
         buffer_bytes=lambda tokens: buf.buffer_bytes(specs(tokens)),
     )
     arrays = allocate(model, device, half)
-    runner = CudaRunner(model, device, arrays, memory=memory, specs=specs(memory.context), half=half)
+    runner = CudaRunner(model, device, arrays, memory=memory, specs=specs(memory.context), half=half, kv=kv)
     warmup = KernelWarmup(runner.plans, runner.bucket_ends, device, runner.buffers["length"], runner.prefill_chunk)
     warmup.start()
     try:
