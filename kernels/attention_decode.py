@@ -12,6 +12,9 @@ Two forms, chosen by the context a graph is captured for (`attention_config`):
   only q's way is left after it. Shortest up to 2,048 positions.
 - **loop**: a fixed number of blocks a head shares the pages evenly, pages come through a TMA ring. For any length.
 
+An INT8 cache (a key and a value are int8 rows with a float32 scale each) is widened to half precision on its way to the
+matrix unit, exactly; the keys' scales multiply the scores, the values' the soft-max weights.
+
 Keys (64 × d) and transposed values (d × 64) stand on the matrix unit's M side, the query heads of one KV head are up to
 8 columns on its N side (below 16 × 8 and M·N = 512 the compiler leaves the tensor cores).
 
@@ -21,15 +24,16 @@ several goes through kernels/attention_prefill.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import cuda.tile as ct
 
 from kernels import configs
+from kernels.int8_rows import THROUGH_FLOAT, cached_int8, page_scales, widened
 from kernels.launch import Together, check_array, with_hints
 from kernels.notation import LOG2E, PAGE, ZERO, Bool, Float, Int
-from kernels.paged_cache import check_heads, check_pools, check_rope, optional_gain, pool_specs
+from kernels.paged_cache import check_heads, check_pools, check_rope, optional_gain, pool_specs, scale_specs
 from kernels.rope_tiles import gain_halves, rotated
 from kernels.specs import ArraySpec
 
@@ -50,11 +54,14 @@ class AttentionConfig:
         form: "page" or "loop", see above.
         splits: blocks a KV head, a power of two or the sum of two (the merge). For "page" the pages of the bucket.
         occupancy: blocks per SM of the loop form; sets the depth of its TMA ring.
+        through_float: an INT8 cache becomes float32 before half precision. Straight away it is the faster way on
+            sm_90, and spills on sm_80, 86 and 89.
     """
 
     form: Literal["page", "loop"]
     splits: int
     occupancy: int | None = None
+    through_float: bool = False
 
     @property
     def positions(self) -> int | None:
@@ -62,13 +69,23 @@ class AttentionConfig:
         return self.splits * PAGE if self.form == "page" else None
 
 
-def attention_config(arch: str, kv_heads: int, context: int) -> AttentionConfig:
-    """The form for contexts up to `context` (a whole graph's bucket): configs/<arch>.json, or the rule."""
+def attention_config(arch: str, kv_heads: int, context: int, *, int8: bool = False) -> AttentionConfig:
+    """The form for contexts up to `context` (a whole graph's bucket): configs/<arch>.json, or the rule.
+
+    An INT8 cache has rows of its own where they are better, always with the same buckets and splits.
+    """
     bucket = next((c for c in CONTEXTS if context <= c), 1 << 30)
+    shape = {"kv_heads": kv_heads, "context": bucket}
     try:
-        return AttentionConfig(**configs.config("attention_decode", arch, kv_heads=kv_heads, context=bucket))
+        found = AttentionConfig(**configs.config("attention_decode", arch, **shape))
     except KeyError:
-        return attention_rule(kv_heads, bucket)
+        found = attention_rule(kv_heads, bucket)
+    if not int8:
+        return found
+    try:
+        return replace(found, **configs.config("attention_decode_int8", arch, **shape))
+    except KeyError:
+        return found
 
 
 def attention_rule(kv_heads: int, bucket: int) -> AttentionConfig:
@@ -110,8 +127,8 @@ def _store_split(out, stats, h, s, acc, m, l, D: Int):
 
 
 def _new_token(
-    q, k, v, k_gain, k_pool, v_pool, table, out, stats, h, pos, g0, g1, c, s, HKV: Int, S: Int, D: Int, EPS: Float,
-    NORM: Bool, PDL: Bool,
+    q, k, v, k_gain, k_pool, v_pool, k_scales, v_scales, table, out, stats, h, pos, g0, g1, c, s, HKV: Int, S: Int,
+    D: Int, EPS: Float, NORM: Bool, INT8: Int, PDL: Bool,
 ):  # fmt: skip
     """The split of one position: this token's. Also writes its key and value into the cache."""
     page = ct.load(table, index=(pos // PAGE,), shape=(), check_bounds=False).item() * HKV + h
@@ -122,30 +139,37 @@ def _new_token(
     x0 = ct.load(k, index=(h, 0), shape=(1, D // 2), allow_tma=False, check_bounds=False)
     x1 = ct.load(k, index=(h, 1), shape=(1, D // 2), allow_tma=False, check_bounds=False)
     ka, kb = rotated(x0, x1, k0, k1, c, s, D, EPS, NORM)
-    ka, kb = ka.astype(k_pool.dtype), kb.astype(k_pool.dtype)
     value = ct.load(v, index=(h, 0), shape=(1, D), allow_tma=False, check_bounds=False)
-    score = ct.sum(a * ka.astype(ct.float32) + b * kb.astype(ct.float32), axis=1)
-    same = ct.broadcast_to(value.astype(ct.float32).reshape((1, 1, 1, D)), (1, 1, COLUMNS, D))
+    slot = pos % PAGE
+    if INT8:
+        qa, qb, qv, ks, vs = cached_int8(ka, kb, value.astype(ct.float32), k_scales, v_scales, page, slot)
+        wide_a, wide_b = qa.astype(ct.float32) * ks, qb.astype(ct.float32) * ks
+        wide_v = qv.astype(ct.float32) * vs
+    else:
+        qa, qb, qv = ka.astype(k_pool.dtype), kb.astype(k_pool.dtype), value
+        wide_a, wide_b, wide_v = qa.astype(ct.float32), qb.astype(ct.float32), qv.astype(ct.float32)
+    score = ct.sum(a * wide_a + b * wide_b, axis=1)
+    same = ct.broadcast_to(wide_v.reshape((1, 1, 1, D)), (1, 1, COLUMNS, D))
     ct.store(out, index=(h, S, 0, 0), tile=same, allow_tma=False)
     ct.store(stats, index=(h, S, 0, 0), tile=score.reshape((1, 1, 1, COLUMNS)), allow_tma=False, check_bounds=False)
     one = ct.ones((1, 1, 1, COLUMNS), dtype=ct.float32)
     ct.store(stats, index=(h, S, 1, 0), tile=one, allow_tma=False, check_bounds=False)
-    slot = pos % PAGE
-    ct.store(k_pool, index=(page * PAGE + slot, 0), tile=ka, allow_tma=False, check_bounds=False)
-    ct.store(k_pool, index=(page * PAGE + slot, 1), tile=kb, allow_tma=False, check_bounds=False)
-    ct.store(v_pool, index=(page, slot), tile=value.reshape((D, 1)), allow_tma=False, check_bounds=False)
+    ct.store(k_pool, index=(page * PAGE + slot, 0), tile=qa, allow_tma=False, check_bounds=False)
+    ct.store(k_pool, index=(page * PAGE + slot, 1), tile=qb, allow_tma=False, check_bounds=False)
+    ct.store(v_pool, index=(page, slot), tile=qv.reshape((D, 1)), allow_tma=False, check_bounds=False)
 
 
 @ct.kernel
 def attention_page_kernel(
-    q, k, v, q_gain, k_gain, cos, sin, k_pool, v_pool, table, length, out, stats, HKV: Int, S: Int, D: Int, EPS: Float,
-    NORM: Bool, PDL: Bool,
+    q, k, v, q_gain, k_gain, cos, sin, k_pool, v_pool, k_scales, v_scales, table, length, out, stats, HKV: Int, S: Int,
+    D: Int, EPS: Float, NORM: Bool, INT8: Int, PDL: Bool,
 ):  # fmt: skip
     """Split s < S: page s of the sequence, all 64 slots, masked beyond the cached positions. Split S: the new token.
 
     q [HKV, group, D], k, v [HKV, D] half; gains [1, D]; cos, sin [positions, D/2] float32; k_pool [pages HKV 64, D],
-    v_pool [pages HKV D, 64] half; table [≥ S], length [1] int32; out [HKV, S+1, group, D], stats [HKV, S+1, 2, 8]
-    float32. Grid (HKV, S + 1). Scores and sums float32, q and soft-max weights rounded to half for the matrix unit.
+    v_pool [pages HKV D, 64] half, or int8 (INT8 > 0) with k_scales, v_scales [pages HKV, 64] float32; table [≥ S],
+    length [1] int32; out [HKV, S+1, group, D], stats [HKV, S+1, 2, 8] float32. Grid (HKV, S + 1). Scores and sums
+    float32, q and soft-max weights rounded to half for the matrix unit.
     Masked slots are read and multiplied by 0: pools must hold finite numbers everywhere.
     """
     h, s = ct.bid(0), ct.bid(1)
@@ -159,24 +183,33 @@ def attention_page_kernel(
         page = ct.load(table, index=(s,), shape=(), check_bounds=False).item() * HKV + h
         keys = ct.load(k_pool, index=(page, 0), shape=(PAGE, D), allow_tma=False, check_bounds=False)
         values = ct.load(v_pool, index=(page, 0), shape=(D, PAGE), allow_tma=False, check_bounds=False)
+        if INT8:
+            ks, vs = page_scales(k_scales, v_scales, page)
+            keys, values = widened(keys, q.dtype, INT8), widened(values, q.dtype, INT8)
         if PDL:
             ct.grid_dependency_control_wait()
         a, b = _queries(q, h, g0, g1, c, sn, D, EPS, NORM)
         scores = ct.mma(keys, _columns(a, b, q.dtype), ct.zeros((PAGE, COLUMNS), dtype=ct.float32))
+        if INT8:
+            scores = scores * ks
         at = s * PAGE + ct.arange(PAGE, dtype=ct.int32).reshape((PAGE, 1))
         scores = ct.where(at < pos, scores, NEVER)
         m = ct.max(scores, axis=0, keepdims=True)
         p = ct.where(at < pos, ct.exp2(scores - m), 0.0)  # a page of masked slots only would weigh 1 a slot
-        acc = ct.mma(values, p.astype(q.dtype), ct.zeros((D, COLUMNS), dtype=ct.float32))
+        weights = p * vs if INT8 else p
+        acc = ct.mma(values, weights.astype(q.dtype), ct.zeros((D, COLUMNS), dtype=ct.float32))
         _store_split(out, stats, h, s, acc, m, ct.sum(p, axis=0, keepdims=True), D)
     else:
-        _new_token(q, k, v, k_gain, k_pool, v_pool, table, out, stats, h, pos, g0, g1, c, sn, HKV, S, D, EPS, NORM, PDL)
+        _new_token(
+            q, k, v, k_gain, k_pool, v_pool, k_scales, v_scales, table, out, stats, h, pos, g0, g1, c, sn, HKV, S, D,
+            EPS, NORM, INT8, PDL,
+        )  # fmt: skip
 
 
 @ct.kernel
 def attention_loop_kernel(
-    q, k, v, q_gain, k_gain, cos, sin, k_pool, v_pool, table, length, out, stats, HKV: Int, S: Int, D: Int, EPS: Float,
-    NORM: Bool, PDL: Bool,
+    q, k, v, q_gain, k_gain, cos, sin, k_pool, v_pool, k_scales, v_scales, table, length, out, stats, HKV: Int, S: Int,
+    D: Int, EPS: Float, NORM: Bool, INT8: Int, PDL: Bool,
 ):  # fmt: skip
     """Split s < S: its even share of the pages, one after the other, running soft-max. Split S: the new token.
 
@@ -205,17 +238,26 @@ def attention_loop_kernel(
             page = ct.load(table, index=(i,), shape=(), check_bounds=False).item() * HKV + h
             keys = ct.load(k_pool, index=(page, 0), shape=(PAGE, D), check_bounds=False)
             values = ct.load(v_pool, index=(page, 0), shape=(D, PAGE), check_bounds=False)
+            if INT8:
+                ks, vs = page_scales(k_scales, v_scales, page)
+                keys, values = widened(keys, q.dtype, INT8), widened(values, q.dtype, INT8)
             scores = ct.mma(keys, columns, ct.zeros((PAGE, COLUMNS), dtype=ct.float32))
+            if INT8:
+                scores = scores * ks
             scores = ct.where(slot + i * PAGE < pos, scores, NEVER)
             higher = ct.maximum(m, ct.max(scores, axis=0, keepdims=True))
             old = ct.exp2(m - higher)
             p = ct.exp2(scores - higher)
-            acc = acc * old + ct.mma(values, p.astype(q.dtype), ct.zeros((D, COLUMNS), dtype=ct.float32))
+            weights = p * vs if INT8 else p
+            acc = acc * old + ct.mma(values, weights.astype(q.dtype), ct.zeros((D, COLUMNS), dtype=ct.float32))
             l = l * old + ct.sum(p, axis=0, keepdims=True)
             m = higher
         _store_split(out, stats, h, s, acc, m, l, D)
     else:
-        _new_token(q, k, v, k_gain, k_pool, v_pool, table, out, stats, h, pos, g0, g1, c, sn, HKV, S, D, EPS, NORM, PDL)
+        _new_token(
+            q, k, v, k_gain, k_pool, v_pool, k_scales, v_scales, table, out, stats, h, pos, g0, g1, c, sn, HKV, S, D,
+            EPS, NORM, INT8, PDL,
+        )  # fmt: skip
 
 
 def _splits(out, stats, h, g, i, N: Int, D: Int):
@@ -255,7 +297,7 @@ def attention_merge_kernel(out, stats, x, G: Int, A: Int, B: Int, D: Int, PDL: B
 def attention_decode(
     launcher: Launcher, qkv: Any, q_gain: Any, k_gain: Any, cos: Any, sin: Any, k_pool: Any, v_pool: Any,
     block_table: Any, length: Any, workspace: Any, out: Any, *, kv_heads: int, head_dim: int, context: int,
-    eps: float = 1e-6, config: AttentionConfig | None = None,
+    eps: float = 1e-6, scales: tuple[Any, Any] | None = None, config: AttentionConfig | None = None,
 ) -> None:  # fmt: skip
     """out [1, heads · head_dim] = attention of the token in qkv [1, (heads + 2 kv_heads) · head_dim].
 
@@ -267,6 +309,7 @@ def attention_decode(
         length: int32 [1] in device memory, cached positions with this token. At least 1, at most `context`.
         workspace: float32, at least `workspace_floats` elements.
         context: the longest context that this launch (or the graph it is captured in) must serve.
+        scales: of the keys and of the values where the pools are int8, float32 [pages · kv_heads, 64] each.
 
     Under PDL, length, block_table and the pools are read before the wait: nothing earlier in the same graph may write
     them, except this kernel for its own layer's pools.
@@ -277,7 +320,7 @@ def attention_decode(
     op = "attention_decode"
     tokens, heads = check_heads(op, qkv, kv_heads, head_dim)
     group, half = heads // kv_heads, str(qkv.dtype)
-    config = config or attention_config(launcher.arch, kv_heads, context)
+    config = config or attention_config(launcher.arch, kv_heads, context, int8=scales is not None)
     if tokens != 1:
         raise ValueError(f"{op}: qkv has {tokens} tokens, expected 1")
     if group > COLUMNS:
@@ -285,15 +328,17 @@ def attention_decode(
     if (q_gain is None) != (k_gain is None):
         raise ValueError(f"{op}: a head norm on queries or keys alone, expected on both or neither")
     check_rope(op, cos, sin, length, head_dim)
-    check_pools(op, k_pool, v_pool, block_table, kv_heads, head_dim, half)
+    check_pools(op, k_pool, v_pool, block_table, kv_heads, head_dim, half, scales)
     check_array(f"{op}: out", out, (1, heads * head_dim), half, align=16)
     _check_context(op, config, context, cos, block_table)
     parts, stats = _workspace(op, workspace, config, heads, kv_heads, head_dim)
     q = qkv.reshape(-1)[: heads * head_dim].reshape(kv_heads, group, head_dim)
     k, v = (qkv.reshape(heads + 2 * kv_heads, head_dim)[heads + i * kv_heads :][:kv_heads] for i in (0, 1))
     gains = [optional_gain(op, g, c, head_dim, half) for g, c in ((q_gain, cos), (k_gain, sin))]
-    args = (q, k, v, *gains, cos, sin, k_pool, v_pool, block_table, length, parts, stats)
-    constants = (kv_heads, config.splits, head_dim, float(eps), q_gain is not None, launcher.pdl)
+    k_scales, v_scales = scales or (cos, sin)  # the latter never read
+    int8 = 0 if scales is None else THROUGH_FLOAT if config.through_float else 1
+    args = (q, k, v, *gains, cos, sin, k_pool, v_pool, k_scales, v_scales, block_table, length, parts, stats)
+    constants = (kv_heads, config.splits, head_dim, float(eps), q_gain is not None, int8, launcher.pdl)
     kernel = attention_page_kernel if config.form == "page" else attention_loop_kernel
     if config.occupancy is not None:
         kernel = with_hints(kernel, occupancy=config.occupancy)
@@ -339,16 +384,23 @@ def _workspace(op: str, workspace: Any, config: AttentionConfig, heads: int, kv_
 
 
 def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
-    """One token in each context bucket."""
+    """One token in each context bucket, over a half-precision cache and an INT8 one."""
+    for scales in (None, scale_specs(model)):
+        _model_launches(launcher, model, dtype, scales)
+
+
+def _model_launches(
+    launcher: Launcher, model: ModelShape, dtype: str, scales: tuple[ArraySpec, ArraySpec] | None
+) -> None:
     gain = ArraySpec((1, model.head_dim), "float32") if model.qk_norm else None
     cos, sin = (ArraySpec((4096, model.head_dim // 2), "float32") for _ in range(2))
-    k_pool, v_pool = pool_specs(model, dtype)
+    k_pool, v_pool = pool_specs(model, dtype if scales is None else "int8")
     qkv, out = ArraySpec((1, model.qkv_rows), dtype), ArraySpec((1, model.attention_width), dtype)
     for context in (*CONTEXTS, 4096):
-        config = attention_config(launcher.arch, model.kv_heads, context)
+        config = attention_config(launcher.arch, model.kv_heads, context, int8=scales is not None)
         workspace = ArraySpec(workspace_floats(config, model.heads, model.kv_heads, model.head_dim), "float32")
         arrays = (qkv, gain, gain, cos, sin, k_pool, v_pool, ArraySpec(64, "int32"), ArraySpec(1, "int32"))
         attention_decode(
             launcher, *arrays, workspace, out, kv_heads=model.kv_heads, head_dim=model.head_dim, context=context,
-            eps=model.eps,
+            eps=model.eps, scales=scales,
         )  # fmt: skip

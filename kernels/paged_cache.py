@@ -3,6 +3,9 @@
     K pool [pages · kv_heads · 64, head_dim]   row (page · kv_heads + head) · 64 + slot
     V pool [pages · kv_heads · head_dim, 64]   transposed: row (page · kv_heads + head) · head_dim + i, column slot
 
+An INT8 cache has int8 pools of the same shapes and two arrays of scales beside them, float32 [pages · kv_heads, 64]:
+row page · kv_heads + head, column slot; a key is scale · its int8 row, a value likewise.
+
 Position p of the sequence is in slot p % 64 of page block_table[p // 64] (docs/shapes.md).
 """
 
@@ -39,8 +42,12 @@ def check_rope(op: str, cos: Any, sin: Any, start: Any, head_dim: int) -> None:
     check_array(f"{op}: start", start, (1,), "int32")
 
 
-def check_pools(op: str, k_pool: Any, v_pool: Any, block_table: Any, kv_heads: int, head_dim: int, half: str) -> None:
-    """Pools of whole pages, with fewer than 2³¹ rows (elements may be more: addresses are 64-bit)."""
+def check_pools(
+    op: str, k_pool: Any, v_pool: Any, block_table: Any, kv_heads: int, head_dim: int, half: str,
+    scales: tuple[Any, Any] | None = None,
+) -> None:  # fmt: skip
+    """Pools of whole pages, with fewer than 2³¹ rows (elements may be more: addresses are 64-bit); int8 with scales."""
+    half = half if scales is None else "int8"
     check_array(f"{op}: k_pool", k_pool, (None, head_dim), half, align=16)
     rows = int(k_pool.shape[0])
     if rows % (kv_heads * PAGE):
@@ -49,6 +56,8 @@ def check_pools(op: str, k_pool: Any, v_pool: Any, block_table: Any, kv_heads: i
     check_array(f"{op}: v_pool", v_pool, (values, PAGE), half, align=16)
     if max(rows, values) >= 1 << 31:
         raise ValueError(f"{op}: a pool has {max(rows, values)} rows, at most {(1 << 31) - 1} can be numbered")
+    for name, scale in zip(("k_scales", "v_scales"), scales or (), strict=False):
+        check_array(f"{op}: {name}", scale, (rows // PAGE, PAGE), "float32", align=16)
     check_array(f"{op}: block_table", block_table, (None,), "int32")
 
 
@@ -64,3 +73,9 @@ def pool_specs(model: ModelShape, dtype: str) -> tuple[ArraySpec, ArraySpec]:
     """Keys and values of 64 pages, without memory."""
     pages = 64 * model.kv_heads
     return ArraySpec((pages * PAGE, model.head_dim), dtype), ArraySpec((pages * model.head_dim, PAGE), dtype)
+
+
+def scale_specs(model: ModelShape) -> tuple[ArraySpec, ArraySpec]:
+    """Scales of 64 pages of an INT8 cache, without memory."""
+    scales = ArraySpec((64 * model.kv_heads, PAGE), "float32")
+    return scales, scales

@@ -81,6 +81,7 @@ def rope_queries(
 def qk_norm_rope_kv(
     launcher: Launcher, qkv: Any, q_gain: Any, k_gain: Any, cos: Any, sin: Any, start: Any, block_table: Any,
     queries: Any, k_pool: Any, v_pool: Any, *, kv_heads: int, head_dim: int, eps: float = 1e-6,
+    scales: tuple[Any, Any] | None = None,
 ) -> None:  # fmt: skip
     """What a prefill chunk does between the QKV product and attention: rotated queries out, keys and values cached.
 
@@ -93,7 +94,7 @@ def qk_norm_rope_kv(
     rope_queries(together, qkv, q_gain, cos, sin, start, queries, kv_heads=kv_heads, head_dim=head_dim, eps=eps)
     kv_write(
         together, qkv, k_gain, cos, sin, start, block_table, k_pool, v_pool, kv_heads=kv_heads, head_dim=head_dim,
-        eps=eps,
+        eps=eps, scales=scales,
     )  # fmt: skip
     together.launch()
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from tests.int8_oracle import quantise
 from tests.reference.tiny_models import VARIANTS, tensors
 from tileinfer_core.backends.numpy_backend import NumpyRunner
 from tileinfer_core.config import ModelConfig
-from tileinfer_core.dtypes import SAFETENSORS_DTYPES
+from tileinfer_core.dtypes import BFLOAT16, SAFETENSORS_DTYPES, safetensors_name
 from tileinfer_core.models.define import define_from_files
 from tileinfer_core.progress import silent
 from tileinfer_core.weights import WeightFiles
@@ -17,14 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    import numpy as np
-
 
 def write_safetensors(path: Path, arrays: Mapping[str, np.ndarray], dtype: str = "F32") -> None:
+    """Arrays of float32 and float64 are stored as `dtype`, others as they are."""
     header, data, offset = {}, [], 0
     for name, array in arrays.items():
-        raw = array.astype(SAFETENSORS_DTYPES[dtype]).tobytes()
-        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [offset, offset + len(raw)]}
+        stored = dtype if array.dtype in (np.float32, np.float64) else safetensors_name(array.dtype)
+        raw = array.astype(SAFETENSORS_DTYPES[stored]).tobytes()
+        header[name] = {"dtype": stored, "shape": list(array.shape), "data_offsets": [offset, offset + len(raw)]}
         data.append(raw)
         offset += len(raw)
     text = json.dumps(header).encode()
@@ -43,6 +46,57 @@ def write_checkpoint(
 def write_variant(folder: Path, name: str, *, dtype: str = "F32", **changes: Any) -> Path:
     """A tiny model; `changes` replace fields of its config."""
     return write_checkpoint(folder, {**VARIANTS[name], **changes}, tensors(name), dtype)
+
+
+def quantization_config(groups: Mapping[str, int | None], **changes: Any) -> dict[str, Any]:
+    """{target: group size, None for one scale a row} as config.json has it."""
+    section = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "quantization_status": "compressed",
+        "ignore": [],
+        "config_groups": {
+            f"group_{i}": {
+                "targets": [target],
+                "weights": {
+                    "num_bits": 8,
+                    "type": "int",
+                    "symmetric": True,
+                    "strategy": "group" if size else "channel",
+                    "group_size": size,
+                    "dynamic": False,
+                },
+                "input_activations": None,
+                "output_activations": None,
+            }
+            for i, (target, size) in enumerate(groups.items())
+        },
+    }
+    return section | changes
+
+
+def int8_tensors(
+    arrays: Mapping[str, np.ndarray], layers: int | None, head: int | None, dtype: np.dtype = BFLOAT16
+) -> dict[str, np.ndarray]:
+    """Every matrix as int8 and scales, by the oracle; norms and biases as they are."""
+    stored = {}
+    for name, array in arrays.items():
+        if array.ndim < 2:
+            stored[name] = array
+            continue
+        size = head if name in ("model.embed_tokens.weight", "lm_head.weight") else layers
+        stored[name], scales = quantise(array, size)
+        stored[name + "_scale"] = scales.astype(dtype)
+    return stored
+
+
+def write_int8_variant(
+    folder: Path, name: str, *, layers: int | None = None, head: int | None = None, dtype: str = "BF16"
+) -> Path:
+    """A tiny model with every matrix in INT8: `layers` and `head` are group sizes, None for one scale a row."""
+    groups = {"Linear": layers, "model.embed_tokens": head, "lm_head": head}
+    config = {**VARIANTS[name], "quantization_config": quantization_config(groups)}
+    return write_checkpoint(folder, config, int8_tensors(tensors(name), layers, head), dtype)
 
 
 def load_runner(folder: Path) -> NumpyRunner:

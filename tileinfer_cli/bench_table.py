@@ -48,3 +48,18 @@ def _decode_row(entry: dict[str, Any]) -> list[str]:
 
 def _spread(speed: dict[str, Any]) -> str:
     return f"{speed['low']:,.1f}–{speed['high']:,.1f}"
+
+
+def print_ratios(out: TextStream, document: dict[str, Any], *, markdown: bool) -> None:
+    """How many times as fast a model is as the one it is measured against."""
+    other = document["against"]
+    rows = [
+        [f"{task} {mine[length]:,}", f"{mine['tok_s']['median'] / theirs['tok_s']['median']:.2f} ×"]
+        for task, kind, length in (("prefill", "prefill", "tokens"), ("decode at", "decode", "context"))
+        for mine, theirs in zip(document[kind], other[kind], strict=True)
+    ]
+    header = [f"{document['model']} against {other['model']}", "speed"]
+    if not markdown:
+        render.print_table(out, header, rows, right=[1])
+        return
+    out.write("".join(f"| {' | '.join(row)} |\n" for row in [header, ["---", "---:"], *rows]))

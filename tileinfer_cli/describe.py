@@ -6,8 +6,12 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from tileinfer_cli.opening import plain
+from tileinfer_core.settings import Setting
 
 if TYPE_CHECKING:
+    from tileinfer_core.config import ModelConfig
+    from tileinfer_core.models.decoder import ModelDefinition
+    from tileinfer_core.models.structure import Parameter
     from tileinfer_core.settings import Settings
     from tileinfer_core.store import ModelFolder
 
@@ -20,13 +24,17 @@ def describe(folder: ModelFolder, settings: Settings) -> dict[str, Any]:
     from tileinfer_core.backends.select import choose_backend
     from tileinfer_core.config import ModelConfig
     from tileinfer_core.generation_config import GenerationConfig
+    from tileinfer_core.models.define import define_from_files
+    from tileinfer_core.receipt import read_receipt
     from tileinfer_core.sampling import resolve_sampling
     from tileinfer_core.weights import WeightFiles
 
     config = ModelConfig.load(folder.path)
     files = WeightFiles.open(folder.path)
+    model, _ = define_from_files(config, files)
     backend = choose_backend(settings.backend.value)
-    per_token = 2 * config.num_hidden_layers * config.kv_size * _BYTES[backend.name]
+    kv = kv_setting(config, settings)
+    per_token = kv_bytes(config, backend.name, kv.value)
     sampling = resolve_sampling({}, settings, GenerationConfig.load(folder.path))
     tensors = [files.info(name) for name in files.names]
     return {
@@ -38,11 +46,55 @@ def describe(folder: ModelFolder, settings: Settings) -> dict[str, Any]:
         "config": plain(config),
         "dtypes": sorted({tensor.dtype for tensor in tensors}),
         "backend": plain(backend),
+        "int8": int8_parts(model),
+        "receipt": read_receipt(folder.path),
+        "kv": plain(kv),
         "memory": {
             "weights_on_disk_bytes": sum(tensor.bytes for tensor in tensors),
-            "weights_bytes": sum(math.prod(tensor.shape) for tensor in tensors) * _BYTES[backend.name],
+            "weights_bytes": sum(weight_bytes(p, backend.name) for p in model.parameters),
+            "decode_bytes_per_token": sum(weight_bytes(p, backend.name) for p in model.parameters if is_read(p, model)),
             "kv_bytes_per_token": per_token,
             "kv_bytes_full_context": per_token * config.max_context,
         },
         "sampling": {name: plain(setting) for name, setting in sampling.items() if name != "seed"},
     }
+
+
+def kv_setting(config: ModelConfig, settings: Settings) -> Setting[str]:
+    """How keys and values are kept, and who chose it."""
+    if settings.kv.value is not None:
+        return Setting(settings.kv.value, settings.kv.origin)
+    return Setting(config.kv, "config.json") if config.kv else Setting("bf16", "default")
+
+
+def kv_bytes(config: ModelConfig, backend: str, kv: str) -> int:
+    """Of one token over all layers. The CPU rounds to INT8 and keeps float32; the GPU adds a scale to each head."""
+    heads = 2 * config.num_hidden_layers * config.num_key_value_heads
+    if backend == "cuda" and kv == "int8":
+        return heads * (config.head_dim + 4)
+    return heads * config.head_dim * _BYTES[backend]
+
+
+def weight_bytes(parameter: Parameter, backend: str) -> int:
+    """Memory of one array: the CPU has INT8 weights dequantised, the GPU as they are, with scales in float32."""
+    count = math.prod(parameter.shape)
+    if backend == "cpu":
+        return 0 if parameter.is_scale else 4 * count
+    return count * (1 if parameter.int8 else 4 if parameter.is_scale else _BYTES[backend])
+
+
+def is_read(parameter: Parameter, model: ModelDefinition) -> bool:
+    """Whether a decoded token reads all of it: everything but an embedding that is not the head too."""
+    return model.tied or not parameter.name.startswith("model.embed_tokens.")
+
+
+def int8_parts(model: ModelDefinition) -> dict[str, list[str]]:
+    """{format: the modules that have it}, layers counted together; "bf16" for matrices that are not INT8."""
+    found: dict[str, list[str]] = {}
+    for parameter in model.parameters:
+        if len(parameter.shape) == 2 and not parameter.is_scale:
+            kind = parameter.name.removesuffix(".weight").rpartition(".")[2]
+            modules = found.setdefault(str(parameter.int8 or "not quantised"), [])
+            if kind not in modules:
+                modules.append(kind)
+    return found

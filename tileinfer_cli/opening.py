@@ -62,6 +62,7 @@ def engine_options(flags: ModelFlags, settings: Settings) -> EngineOptions:
     return EngineOptions(
         backend=flags.backend.value if flags.backend else settings.backend.value,
         context=flags.context if flags.context is not None else settings.context.value,
+        kv=flags.kv.value if flags.kv else settings.kv.value,
     )
 
 
@@ -112,7 +113,13 @@ def load_for_bench(
     noise = config is not None
     with Progress(cli.streams.err, quiet=quiet) as progress:
         loaded = load(
-            path, backend=options.backend, context=options.context, noise=noise, shape=shape, on_progress=progress
+            path,
+            backend=options.backend,
+            context=options.context,
+            kv=options.kv,
+            noise=noise,
+            shape=shape,
+            on_progress=progress,
         )
     for warning in loaded.warnings:
         print_warning(cli.streams.err, warning)

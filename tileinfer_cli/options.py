@@ -12,8 +12,9 @@ from typing import Annotated
 
 import typer
 
-_MODEL, _COMPILER, _PROMPT, _SAMPLING, _STOPPING, _THINKING, _OUTPUT = (
+_MODEL, _QUANTIZE, _COMPILER, _PROMPT, _SAMPLING, _STOPPING, _THINKING, _OUTPUT = (
     "Model",
+    "Quantization",
     "Compiler",
     "Prompt",
     "Sampling",
@@ -27,6 +28,15 @@ class BackendName(enum.StrEnum):
     auto = "auto"
     cuda = "cuda"
     cpu = "cpu"
+
+
+class KvFormat(enum.StrEnum):
+    bf16 = "bf16"
+    int8 = "int8"
+
+
+class WeightFormat(enum.StrEnum):
+    int8 = "int8"
 
 
 ModelArgument = Annotated[
@@ -63,6 +73,18 @@ BackendOption = Annotated[
 ContextOption = Annotated[
     int | None,
     typer.Option("--context", metavar="N", help="Tokens of context, at most the model's.", rich_help_panel=_MODEL),
+]
+KvOption = Annotated[
+    KvFormat | None,
+    typer.Option(
+        "--kv",
+        help="Keys and values: bf16, as the model has them, or int8, in half the memory. Without it: the model's own.",
+        rich_help_panel=_MODEL,
+    ),
+]
+QuantizeOption = Annotated[
+    WeightFormat | None,
+    typer.Option("--quantize", help="Then make an INT8 model of it, MODEL-int8.", rich_help_panel=_QUANTIZE),
 ]
 SystemOption = Annotated[
     str | None,
@@ -134,6 +156,39 @@ class ModelFlags(CompilerFlags):
     model: ModelOption = None
     backend: BackendOption = None
     context: ContextOption = None
+    kv: KvOption = None
+
+
+@dataclass(frozen=True)
+class QuantizeFlags:
+    group_size: Annotated[
+        int | None,
+        typer.Option(
+            "--group-size",
+            metavar="N",
+            help="One scale for N columns everywhere; 0: for a row everywhere. Without it: a row, and groups of 64 in "
+            "the layers that lose most.",
+            rich_help_panel=_QUANTIZE,
+        ),
+    ] = None
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            "--calibrate",
+            metavar="FILE",
+            help="A text like yours: rounding errors are made to cancel on it. Slower, and closer to the original.",
+            rich_help_panel=_QUANTIZE,
+        ),
+    ] = None
+    eval_tokens: Annotated[
+        int,
+        typer.Option(
+            "--eval-tokens",
+            metavar="N",
+            help="Tokens of the bundled text to measure the loss on; 0: don't.",
+            rich_help_panel=_QUANTIZE,
+        ),
+    ] = 2048
 
 
 @dataclass(frozen=True)

@@ -158,6 +158,8 @@ class Progress:
         self._task: str | None = None
         self._row: Any = None
         self._quarter = 0
+        self._task_started = 0.0
+        self._task_first = 0  # what was done already when the task began: a pull goes on where it stopped
 
     def __enter__(self) -> Self:
         return self
@@ -192,9 +194,9 @@ class Progress:
         if event.task != self._task:
             if self._row is not None and self._task is not None:
                 self._bar.remove_task(self._row)
-            self._task = event.task
+            self._task, self._task_started, self._task_first = event.task, time.monotonic(), event.done
             self._row = self._bar.add_task(neutralise(event.task), total=event.total, amount="")
-        self._bar.update(self._row, completed=event.done, total=event.total, amount=_amount(event))
+        self._bar.update(self._row, completed=event.done, total=event.total, amount=_amount(event) + self._rate(event))
         if self._lasting and event.done == event.total:
             self._bar.console.print(f"{neutralise(event.task)}{_GAP}{_amount(event)}", markup=False, highlight=False)
 
@@ -202,11 +204,22 @@ class Progress:
         """A line when a task starts, at each quarter, and when it ends."""
         if event.task != self._task:
             self._task, self._quarter = event.task, -1
+            self._task_started, self._task_first = time.monotonic(), event.done
         quarter = 4 * event.done // event.total if event.total else 0
         if quarter > self._quarter:
             self._quarter = quarter
             percent = f"{_GAP}{100 * event.done // event.total} %" if event.total else ""
-            self._err.write(f"{neutralise(event.task)}{_GAP}{_amount(event)}{percent}\n")
+            self._err.write(f"{neutralise(event.task)}{_GAP}{_amount(event)}{percent}{self._rate(event)}\n")
+
+    def _rate(self, event: ProgressEvent) -> str:
+        """Bytes a second since the task began, and in plain lines the time left; nothing for work that is soon over."""
+        seconds, done = time.monotonic() - self._task_started, event.done - self._task_first
+        if event.unit != "bytes" or seconds < 1 or not done:
+            return ""
+        rate = f"{_GAP}{bytes_text(round(done / seconds))}/s"
+        if self._bar is not None or not event.total or event.done == event.total:
+            return rate  # the moving line has the time left in a column of its own
+        return f"{rate}{_GAP}{seconds_text(seconds * (event.total - event.done) / done)} left"
 
 
 def _amount(event: ProgressEvent) -> str:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 DEMO = "demo"
+INT8_SUFFIX = "-int8"  # of a model's name: what `quantize` made of it
 
 SHIPPED: Mapping[str, str] = MappingProxyType(
     {
@@ -45,10 +46,22 @@ def is_hub_id(name: str) -> bool:
     return bool(fits) and not name.endswith(_RESERVED)
 
 
+def is_stored_name(name: str) -> bool:
+    """Whether a model of TileInfer's own store could have this name."""
+    return name in (DEMO, DEMO + INT8_SUFFIX) or is_hub_id(name)
+
+
 def lookup(name: str, own: Mapping[str, str]) -> str | None:
-    """The model behind an alias; the user's own aliases come first. Case does not matter."""
+    """The model behind an alias; the user's own aliases come first. Case does not matter.
+
+    ALIAS-int8 is what `quantize` made of that alias's model, unless it is an alias itself or its model is a path.
+    """
     table = {**SHIPPED, **{alias.lower(): target for alias, target in own.items()}}
-    return table.get(name.lower())
+    name = name.lower()
+    plain = table.get(name.removesuffix(INT8_SUFFIX))
+    if name not in table and name.endswith(INT8_SUFFIX) and plain and is_stored_name(plain):
+        return plain + INT8_SUFFIX
+    return table.get(name)
 
 
 def aliases_of(model: str, own: Mapping[str, str]) -> tuple[str, ...]:

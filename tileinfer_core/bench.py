@@ -139,6 +139,7 @@ def load_for_bench(
     context: int | None,
     noise: bool,
     shape: ModelConfig | None = None,
+    kv: str | None = None,
     on_progress: OnProgress = silent,
 ) -> Loaded:
     """A model's folder; with `noise` a config.json (or a folder with one) whose weights are made up.
@@ -159,7 +160,8 @@ def load_for_bench(
     else:
         files = WeightFiles.open(path)
         model, warnings = define_from_files(config, files)
-    runner = load_runner(choice, model, files, context=context, prefill_chunk=None, on_progress=on_progress)
+    kv = kv or config.kv or "bf16"
+    runner = load_runner(choice, model, files, context=context, prefill_chunk=None, kv=kv, on_progress=on_progress)
     return Loaded(runner, model, choice, time.perf_counter() - start, warnings)
 
 

@@ -26,12 +26,22 @@ def check_files(name: str, folder: Path, manifest: Manifest) -> None:
             continue
         if size != record.bytes:
             wrong.append(f"{folder / path}: {record.bytes} bytes expected, {size} found")
-    hint = f"run tileinfer pull {name}"
+    hint = f"run {cure(name, manifest)}"
     if absent:
         whole, total = len(manifest.files) - len(absent), len(manifest.files)
         raise DamagedModelError(f"{name}: incomplete, {whole} of {total} files; no {', '.join(absent[:3])}", hint=hint)
     if wrong:
         raise DamagedModelError(wrong[0], hint=hint)
+
+
+def cure(name: str, manifest: Manifest | None) -> str:
+    """The command that makes the files of a stored model again."""
+    kind = manifest.source.get("kind") if manifest else None
+    if kind == "gguf":
+        return f"tileinfer rm {name}"  # it is converted again on its next use
+    if manifest and kind == "int8":
+        return f"tileinfer quantize {manifest.source.get('model')} --force"
+    return f"tileinfer pull {name}"
 
 
 def whole_manifest(folder: Path) -> Manifest | None:
@@ -64,7 +74,9 @@ def quantization(folder: Path) -> str | None:
         section = config.get("quantization_config")
         if not section:
             return None
-        bits = section.get("config_groups", {}).get("group_0", {}).get("weights", {}).get("num_bits")
-        return f"int{bits}" if bits else str(section.get("quant_method"))
-    except (ModelError, AttributeError, TypeError):
+        groups: dict[str, Any] = section.get("config_groups", {})
+        weights: dict[str, Any] = next(iter(groups.values()))["weights"] if groups else {}
+        bits, kind = weights.get("num_bits"), weights.get("type", "int")
+        return f"{kind}{bits}" if bits else str(section.get("quant_method"))
+    except (ModelError, AttributeError, TypeError, KeyError):
         return None

@@ -18,7 +18,9 @@ from tileinfer_core.config_fields import Fields
 from tileinfer_core.errors import DamagedModelError, UnsupportedModelError
 from tileinfer_core.jsonfile import read_json_object
 from tileinfer_core.models import MODEL_TYPES
+from tileinfer_core.quantization import Quantization, read_quantization
 from tileinfer_core.rope_config import RopeConfig, read_rope
+from tileinfer_core.settings import KV_FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 # Fields that change the result, with the values under which they do not.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
-        "quantization_config": ({},),
+        "compression_config": ({},),  # quantization_config's name in files of 2024
         "attn_logit_softcapping": (),
         "final_logit_softcapping": (),
         "logit_softcapping": (),
@@ -88,6 +90,8 @@ class ModelConfig:
     dtype: str | None
     sliding_window: int | None = None
     unread: tuple[str, ...] = ()
+    quantization: Quantization | None = None
+    kv: str | None = None  # how keys and values are kept unless the user says: one of KV_FORMATS, or None
 
     @property
     def q_size(self) -> int:
@@ -160,6 +164,8 @@ class ModelConfig:
             "eos_token_ids": fields.token_ids("eos_token_id"),
             "bos_token_id": bos[0] if bos else None,
             "dtype": _dtype(fields),
+            "kv": _kv(fields),
+            "quantization": read_quantization(fields.raw("quantization_config"), where),
             "sliding_window": _sliding_window(fields, where, layers),
         }
         return cls(**config, unread=fields.unread)
@@ -193,16 +199,10 @@ def _refuse_options(fields: Fields, where: str, accepted: Mapping[str, tuple[Any
         value = fields.raw(name)
         if value is None or any(type(value) is type(ok) and value == ok for ok in neutral):
             continue
-        detail = _quantization_detail(value) if name == "quantization_config" else f"{name} {value!r}"
         raise UnsupportedModelError(
-            f"{where}: not supported: {detail[:160]}",
+            f"{where}: not supported: {f'{name} {value!r}'[:160]}",
             hint="supported: dense decoder models in bfloat16, float16 or float32, with full attention",
         )
-
-
-def _quantization_detail(value: object) -> str:
-    method = value.get("quant_method") if isinstance(value, dict) else None
-    return f"weights quantised by {method!r} (quantization_config)"
 
 
 def _sliding_window(fields: Fields, where: str, layers: int) -> int | None:
@@ -264,6 +264,17 @@ def _activation(fields: Fields, where: str, model_type: str, supported: Mapping[
             hint=f"supported activations: {', '.join(sorted(supported))}",
         )
     return supported[name]
+
+
+def _kv(fields: Fields) -> str | None:
+    """The `kv` of the table "tileinfer", which `quantize --kv` writes; other programs do not look there."""
+    table = fields.raw("tileinfer")
+    if table is None:
+        return None
+    if not isinstance(table, dict) or table.get("kv") not in (None, *KV_FORMATS):
+        raise fields.error("tileinfer", f'a table whose "kv" is one of {", ".join(KV_FORMATS)}', table)
+    kv: str | None = table.get("kv")
+    return kv
 
 
 def _dtype(fields: Fields) -> str | None:

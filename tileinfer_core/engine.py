@@ -39,12 +39,14 @@ if TYPE_CHECKING:
 class EngineOptions:
     """How to load a model. `context` None takes the longest that model and memory allow.
 
-    `prefill_chunk` tokens of a prompt go in one step; None takes what the backend does best.
+    `prefill_chunk` tokens of a prompt go in one step; None takes what the backend does best. `kv` "int8" keeps keys and
+    values in INT8, one scale for each token and head; "bf16" as the model has them; None leaves it to the folder.
     """
 
     backend: str = "auto"
     context: int | None = None
     prefill_chunk: int | None = None
+    kv: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,14 @@ class Engine:
         choice = choose_backend(options.backend)
         files = WeightFiles.open(path)
         model, warnings = define_from_files(config, files)
-        loading = start_loading(choice, model, files, context=options.context, prefill_chunk=options.prefill_chunk)
+        loading = start_loading(
+            choice,
+            model,
+            files,
+            context=options.context,
+            prefill_chunk=options.prefill_chunk,
+            kv=options.kv or config.kv or "bf16",
+        )
         try:
             with _short_turns():  # on the CPU, threads are reading the weights
                 encoder = PromptEncoder.load(path, config)

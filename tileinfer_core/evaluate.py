@@ -35,26 +35,45 @@ class EvalResult:
     window: int
 
 
-def perplexity(engine: Engine, text: str, *, window: int | None = None, on_progress: OnProgress = silent) -> EvalResult:
-    """Score a text. `window` None takes the engine's context.
+def perplexity(
+    engine: Engine,
+    text: str,
+    *,
+    window: int | None = None,
+    tokens: int | None = None,
+    on_progress: OnProgress = silent,
+) -> EvalResult:
+    """Score a text, or its first `tokens`. `window` None takes the engine's context.
 
     Raises:
         UsageError: a text of fewer than two tokens, or a window that the context doesn't allow.
         TileinferError: the model's logits are not finite.
     """
-    longest = engine.context_length
-    if window is not None and not 2 <= window <= longest:
-        raise UsageError(f"--window must be from 2 to {longest:,}, this model's context here, found {window:,}")
-    window = window or longest
+    window = check_window(engine, window) or engine.context_length
+    ids = text_ids(engine, text, tokens)
+    total = 0.0
+    for logits, targets in scored(engine.runner, ids, window, on_progress):
+        total -= _log_probabilities(logits, targets)
+    nll = total / (len(ids) - 1)
+    return EvalResult(math.exp(nll), nll, len(ids) - 1, window)
+
+
+def text_ids(engine: Engine, text: str, tokens: int | None) -> list[int]:
+    """The ids of a text, or of so much of it that `tokens` can be scored. Raises UsageError for too few."""
+    if tokens is not None and tokens < 1:
+        raise UsageError(f"--tokens must be at least 1, found {tokens}")
     ids = engine.tokenizer.encode(text, special=False)
     if len(ids) < 2:
         raise UsageError(f"the text has {len(ids)} tokens; at least 2 are needed to measure anything")
-    total = 0.0
-    for start, first, stop in windows(len(ids), window):
-        total += _negative_log_likelihood(engine.runner, ids[start:stop], first - start)
-        on_progress(ProgressEvent("evaluate", stop, len(ids), "tokens"))
-    nll = total / (len(ids) - 1)
-    return EvalResult(math.exp(nll), nll, len(ids) - 1, window)
+    return ids if tokens is None else ids[: tokens + 1]
+
+
+def check_window(engine: Engine, window: int | None) -> int | None:
+    """The window as it is. Raises UsageError for one that the context doesn't allow."""
+    longest = engine.context_length
+    if window is not None and not 2 <= window <= longest:
+        raise UsageError(f"--window must be from 2 to {longest:,}, this model's context here, found {window:,}")
+    return window
 
 
 def windows(count: int, window: int) -> Iterator[tuple[int, int, int]]:
@@ -66,18 +85,27 @@ def windows(count: int, window: int) -> Iterator[tuple[int, int, int]]:
         first, start = stop, stop - window + max(1, window // 2)
 
 
-def _negative_log_likelihood(runner: Runner, ids: Sequence[int], first: int) -> float:
-    """Sum over ids[first:] of -log p(id | what is before it)."""
+def scored(
+    runner: Runner, ids: Sequence[int], window: int, on_progress: OnProgress, task: str = "evaluate"
+) -> Iterator[tuple[Float32Array, Sequence[int]]]:
+    """Logits [T, V] and the ids that follow them, T of every id but the first, each once and in order."""
+    for start, first, stop in windows(len(ids), window):
+        yield from _scored_window(runner, ids[start:stop], first - start)
+        on_progress(ProgressEvent(task, stop, len(ids), "tokens"))
+
+
+def _scored_window(runner: Runner, ids: Sequence[int], first: int) -> Iterator[tuple[Float32Array, Sequence[int]]]:
+    """Logits and targets of ids[first:], some rows at a time."""
     cache = runner.new_cache(len(ids))
-    total, rows = 0.0, 16
+    rows = 16
     while cache.length < len(ids) - 1:
         start = cache.length
         stop = min(start + rows, len(ids) - 1)
         logits = runner.logits(cache, ids[start:stop])  # [T, V]
         rows = min(512, max(16, LOGIT_BYTES // (4 * logits.shape[1])))
         skip = max(0, first - 1 - start)
-        total -= _log_probabilities(logits[skip:], ids[start + 1 + skip : stop + 1])
-    return total
+        if skip < len(logits):
+            yield logits[skip:], ids[start + 1 + skip : stop + 1]
 
 
 def _log_probabilities(logits: Float32Array, targets: Sequence[int]) -> float:

@@ -25,6 +25,7 @@ T = TypeVar("T")
 DEFAULT_MODEL = "demo"
 MAX_BYTES = 1 << 20
 BACKENDS = ("auto", "cuda", "cpu")
+KV_FORMATS = ("bf16", "int8")
 
 _SAMPLING_TYPES: Mapping[str, type] = MappingProxyType(
     {
@@ -43,6 +44,7 @@ _TOP_TYPES: Mapping[str, type] = MappingProxyType(
         "model": str,
         "backend": str,
         "context": int,
+        "kv": str,
         "max_tokens": int,
         "system": str,
         "models_dir": str,
@@ -77,6 +79,7 @@ class Settings:
     model: Setting[str]
     backend: Setting[str]
     context: Setting[int | None]
+    kv: Setting[str | None]  # one of KV_FORMATS
     max_tokens: Setting[int | None]
     system: Setting[str | None]
     models_dir: Setting[Path]
@@ -166,6 +169,9 @@ def _merge(environ: Mapping[str, str], path: Path, table: dict[str, Any]) -> Set
     backend = pick("backend", "TILEINFER_BACKEND", "auto")
     if backend.value not in BACKENDS:
         raise UsageError(f"{backend.origin}: backend must be one of {', '.join(BACKENDS)}, found {backend.value!r}")
+    kv = pick("kv", None, None)
+    if kv.value not in (None, *KV_FORMATS):
+        raise UsageError(f"{kv.origin}: kv must be one of {', '.join(KV_FORMATS)}, found {kv.value!r}")
     models_dir = _xdg(environ, "XDG_DATA_HOME", ".local/share") / "tileinfer"
     state_dir = _xdg(environ, "XDG_STATE_HOME", ".local/state") / "tileinfer"
     return Settings(
@@ -173,6 +179,7 @@ def _merge(environ: Mapping[str, str], path: Path, table: dict[str, Any]) -> Set
         model=pick("model", "TILEINFER_MODEL", DEFAULT_MODEL),
         backend=backend,
         context=_positive(pick("context", None, None), "context"),
+        kv=kv,
         max_tokens=_positive(pick("max_tokens", None, None), "max_tokens"),
         system=pick("system", None, None),
         models_dir=_folder(pick("models_dir", "TILEINFER_HOME", models_dir), environ),

@@ -1,7 +1,8 @@
 """Which models are on this disk, and where: names to folders, the list, removal, checksums. No network call, ever.
 
     ROOT/ORG--NAME/           pulled from the Hub             ROOT/demo/      the demo model
-    ROOT/gguf--STEM-KEY/      converted from a .gguf file     ROOT/….partial  unfinished work, never served
+    ROOT/ORG--NAME-int8/      quantised from that model       ROOT/….partial  unfinished work, never served
+    ROOT/gguf--STEM-KEY/      converted from a .gguf file
 
 A complete folder has a manifest (tileinfer.json), written last. Local folders and the Hugging Face cache are used
 where they are and never changed.
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tileinfer_core import hub_cache
-from tileinfer_core.aliases import DEMO, SHIPPED, aliases_of, is_hub_id, lookup, nearest
+from tileinfer_core.aliases import DEMO, INT8_SUFFIX, SHIPPED, aliases_of, is_hub_id, is_stored_name, lookup, nearest
 from tileinfer_core.completeness import PLAN_NAME, check_files, quantization, unfinished, whole_manifest
 from tileinfer_core.errors import DamagedModelError, ModelError, ModelNotFoundError, UsageError
 from tileinfer_core.files import PARTIAL, disk_errors, folder_bytes, remove_tree
@@ -85,9 +86,18 @@ class Store:
 
     def folder_of(self, model: str) -> Path:
         """Where a pulled model lies or would lie; `model` must be a Hub id or the demo."""
-        if model != DEMO and not is_hub_id(model):
+        if not is_stored_name(model):
             raise UsageError(f"{_shown(model)} is not a model on the Hub: expected ORGANISATION/NAME")
         return self.root / model.replace("/", "--")
+
+    def int8_target(self, source: ModelFolder) -> tuple[str, Path]:
+        """(name, folder) of what `quantize` makes of a model: in the store, or beside a local folder or file."""
+        if is_stored_name(source.name):
+            name = source.name + INT8_SUFFIX
+            return name, self.folder_of(name)
+        path = Path(source.name).expanduser().absolute()
+        target = path.with_name((path.stem if path.suffix == ".gguf" else path.name) + INT8_SUFFIX)
+        return str(target), target
 
     def known_names(self) -> list[str]:
         """Everything a user could mean: aliases, and models on this disk."""
@@ -107,7 +117,7 @@ class Store:
         path = local_path(model) if lookup(reference, {}) is None else None
         if path is not None:
             return self._local(path, model, on_progress)
-        if model == DEMO or is_hub_id(model):
+        if is_stored_name(model):
             return self._pulled(model, reference)
         if len(model) < 256 and Path(model).is_dir():
             raise DamagedModelError(f"{model}: no config.json, so this is not a model folder")
@@ -116,7 +126,10 @@ class Store:
     def not_found(self, reference: str) -> ModelNotFoundError:
         model = self.canonical(reference)
         near = self._near(reference)
-        if model == DEMO or lookup(reference, self.aliases) or lookup(model, {}) or model in SHIPPED.values():
+        base = reference[: -len(INT8_SUFFIX)]
+        if model.endswith(INT8_SUFFIX) and self.canonical(base) + INT8_SUFFIX == model:
+            hint = f"make it: tileinfer quantize {base}"
+        elif model == DEMO or lookup(reference, self.aliases) or lookup(model, {}) or model in SHIPPED.values():
             hint = f"fetch it: tileinfer pull {reference}"
         elif is_hub_id(model):
             hint = f"fetch it: tileinfer pull {reference}" + (f" ({near})" if near else "")
@@ -275,7 +288,7 @@ class Store:
             raise UsageError(
                 f"{path} is not in TileInfer's store, so it is left alone", hint="delete it yourself if you mean to"
             )
-        if model != DEMO and not is_hub_id(model):
+        if not is_stored_name(model):
             raise self.not_found(reference)
         folder = self.folder_of(model)
         suffixes = ("", PARTIAL, ".old", ".download")
@@ -300,7 +313,7 @@ class Store:
     def resolve_unchecked(self, reference: str) -> ModelFolder:
         """Like `resolve`, but a stored model whose files have the wrong size is returned too: verify reports on it."""
         model = self.canonical(reference)
-        if model == DEMO or is_hub_id(model):
+        if is_stored_name(model):
             folder = self.folder_of(model)
             manifest = Manifest.load(folder)
             if manifest:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tileinfer_core import hub_cache
+from tileinfer_core.completeness import cure as cure_for
 from tileinfer_core.errors import ModelError
 from tileinfer_core.files import sha256_of
 from tileinfer_core.findings import Finding
@@ -20,13 +21,12 @@ if TYPE_CHECKING:
 def verify_folder(folder: ModelFolder, on_progress: OnProgress) -> list[Finding]:
     """One finding per damaged file, or a single one that says what was checked and found whole."""
     manifest = Manifest.load(folder.path)
-    cure = f"tileinfer pull {folder.name}" if folder.kind != "local" else None
-    if manifest and manifest.source.get("kind") == "gguf":
-        cure = f"tileinfer rm {folder.name}"  # it is converted again on its next use
+    cure = cure_for(folder.name, manifest) if folder.kind != "local" or manifest else None
     if manifest:
         problems = list(_by_manifest(folder, manifest, cure, on_progress))
         total = sum(record.bytes for record in manifest.files.values())
-        detail = f"{len(manifest.files)} files, {total:,} bytes, all as they were fetched"
+        made = "written" if manifest.source.get("kind") in ("int8", "gguf") else "fetched"
+        detail = f"{len(manifest.files)} files, {total:,} bytes, all as they were {made}"
     elif folder.kind == "hub-cache":
         problems = list(_by_blob_names(folder, cure))
         detail = "all files match their hashes"
@@ -54,7 +54,7 @@ def _by_manifest(
             if size != record.bytes:
                 yield Finding(path, "problem", f"{record.bytes} bytes expected, {size} found", cure)
             elif sha256_of(folder.path / path, step) != record.sha256:
-                yield Finding(path, "problem", "its SHA-256 is not the one it was fetched with", cure)
+                yield Finding(path, "problem", "its SHA-256 is not the recorded one", cure)
         except OSError as error:
             yield Finding(path, "problem", error.strerror or str(error), cure)
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
 FLOAT_DTYPES = frozenset({"bfloat16", "float16", "float32"})
+INT8_DTYPES = frozenset({"int8"})
 
 
 @dataclass(frozen=True, slots=True)

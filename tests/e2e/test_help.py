@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-COMMANDS = ["chat", "generate", "pull", "list", "show", "rm", "verify", "tokens", "eval", "doctor"]
+COMMANDS = ["chat", "generate", "pull", "quantize", "list", "show", "rm", "verify", "tokens", "eval", "doctor"]
 HEAVY = ("numpy", "cuda.tile", "cupy", "rich", "prompt_toolkit", "tokenizers", "jinja2", "huggingface_hub", "gguf")
 
 

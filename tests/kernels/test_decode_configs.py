@@ -88,4 +88,5 @@ def test_context_buckets() -> None:
 def test_carveout_is_measured_or_left_to_the_driver() -> None:
     assert step_carveout("sm_90", 1024) == 14
     assert step_carveout("sm_90", 1000) is None
+    assert step_carveout("sm_90", 1024, int8=True) is None
     assert step_carveout("sm_80", 1024) is None

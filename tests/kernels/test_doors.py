@@ -18,11 +18,20 @@ from kernels.argmax import ArgmaxConfig, SampleOutputs, argmax, argmax_merge
 from kernels.attention_decode import AttentionConfig, attention_decode, workspace_floats
 from kernels.attention_prefill import AttentionPrefillConfig, attention_prefill
 from kernels.catalogue import FAMILIES
+from kernels.dequantise import dequantise
+from kernels.digits import token_digits
 from kernels.embedding import embedding, embedding_decode
 from kernels.interpreter import InterpreterLauncher
 from kernels.kv_write import kv_write
 from kernels.launch import GpuLauncher
 from kernels.linear import linear, linear_norm, linear_residual, linear_swiglu, linear_xielu
+from kernels.linear_int8 import (
+    linear_int8,
+    linear_int8_norm,
+    linear_int8_residual,
+    linear_int8_swiglu,
+    linear_int8_xielu,
+)
 from kernels.linear_prefill import (
     LinearPrefillConfig,
     linear_prefill,
@@ -30,6 +39,13 @@ from kernels.linear_prefill import (
     linear_prefill_swiglu,
     linear_prefill_xielu,
 )
+from kernels.linear_prefill_digits import (
+    linear_prefill_digits,
+    linear_prefill_digits_residual,
+    linear_prefill_digits_swiglu,
+    linear_prefill_digits_xielu,
+)
+from kernels.linear_prefill_int8 import linear_prefill_int8_residual
 from kernels.linear_split import LinearSplitConfig, linear_split, linear_split_residual
 from kernels.norm import rms_norm
 from kernels.rope import qk_norm_rope_kv, rope_queries
@@ -54,7 +70,7 @@ class Call:
     wrapper: Callable[..., None]
     arrays: dict[str, ArraySpec]
     options: dict[str, Any] = field(default_factory=dict)
-    groups: dict[str, type] = field(default_factory=dict)
+    groups: dict[str, Callable[..., Any]] = field(default_factory=dict)
 
     def __call__(self, launcher: Any, arrays: dict[str, Any] | None = None, **options: Any) -> None:
         given = dict(self.arrays if arrays is None else arrays)
@@ -75,6 +91,10 @@ def ints(*shape: int) -> ArraySpec:
     return ArraySpec(shape, "int32")
 
 
+def signed(*shape: int) -> ArraySpec:
+    return ArraySpec(shape, "int8")
+
+
 HEADS = {"kv_heads": 2, "head_dim": 64}
 ROPE = {"cos": floats(128, 32), "sin": floats(128, 32)}
 POOLS = {"k_pool": half(256, 64), "v_pool": half(256, 64), "block_table": ints(16)}
@@ -84,6 +104,17 @@ OUTPUTS = {"outputs.sampled": ints(1), "outputs.length": ints(1), "outputs.ids":
 DECODE = AttentionConfig("page", 2)
 SAMPLE = SampleConfig()
 WORKSPACE = {f"workspace.{name}": ArraySpec(*shape) for name, shape in sample_workspace_shapes(1100, SAMPLE).items()}
+INT8_POOLS = {
+    "k_pool": ArraySpec((256, 64), "int8"),
+    "v_pool": ArraySpec((256, 64), "int8"),
+    "block_table": ints(16),
+} | {
+    "scales.k": floats(4, 64),
+    "scales.v": floats(4, 64),
+}
+SCALES: dict[str, Any] = {"scales": lambda k, v: (k, v)}
+DIGITS = {"x": signed(16, 64), "x_scale": floats(8, 1), "w": signed(48, 64), "scale": floats(48, 1)}
+INT8 = {"w": signed(48, 64), "scale": floats(48, 4)}  # groups of 16
 GAIN = {"q_gain": floats(1, 64), "k_gain": floats(1, 64)}
 
 CALLS = [
@@ -115,6 +146,20 @@ CALLS = [
         {**HEADS, "context": 100, "config": DECODE},
     ),
     Call(
+        attention_decode,
+        {"qkv": half(1, 512), **GAIN, **ROPE, **INT8_POOLS, "length": ints(1)}
+        | {"workspace": floats(workspace_floats(DECODE, 4, 2, 64)), "out": half(1, 256)},
+        {**HEADS, "context": 100, "config": DECODE},
+        SCALES,
+    ),
+    Call(
+        attention_prefill,
+        {"q": half(3, 256), **INT8_POOLS, "start": ints(1), "out": half(3, 256)},
+        {**HEADS, "config": AttentionPrefillConfig(tile_q=64)},
+        SCALES,
+    ),
+    Call(kv_write, {"qkv": half(3, 512), "gain": floats(1, 64), **ROPE, "start": ints(1), **INT8_POOLS}, HEADS, SCALES),
+    Call(
         attention_prefill,
         {"q": half(3, 256), **POOLS, "start": ints(1), "out": half(3, 256)},
         {**HEADS, "config": AttentionPrefillConfig(tile_q=64)},
@@ -124,6 +169,15 @@ CALLS = [
         embedding_decode,
         {"ids": ints(2), "table": half(50, 64), "gain": floats(1, 64), "stream": floats(2, 64), "normed": half(2, 64)}
         | {"square_sums": floats(2, 8)},
+    ),
+    Call(
+        embedding,
+        {"ids": ints(3), "table": signed(50, 64), "stream": floats(3, 64), "scale": floats(50, 4)},
+    ),
+    Call(
+        embedding_decode,
+        {"ids": ints(1), "table": signed(50, 64), "gain": floats(1, 64), "stream": floats(1, 64), "normed": half(1, 64)}
+        | {"square_sums": floats(1, 8), "scale": floats(50, 4)},
     ),
     Call(kv_write, {"qkv": half(3, 512), "gain": floats(1, 64), **ROPE, "start": ints(1), **POOLS}, HEADS),
     Call(
@@ -162,6 +216,27 @@ CALLS = [
         )
         for tokens in (1, 3)
     ),
+    Call(linear_int8, {"x": half(1, 64), **INT8, "y": floats(1, 48), "bias": half(1, 48)}),
+    Call(
+        linear_int8_norm,
+        {"normed": half(1, 64), "square_sums": floats(1, 8), **INT8, "y": half(1, 48), "bias": floats(1, 48)},
+        {"eps": 1e-6},
+    ),
+    Call(
+        linear_int8_swiglu,
+        {"normed": half(1, 64), "square_sums": floats(1, 8), **INT8, "y": half(1, 24), "bias": half(1, 48)},
+        {"eps": 1e-6},
+    ),
+    Call(
+        linear_int8_xielu,
+        {"normed": half(1, 64), "square_sums": floats(1, 8), **INT8, "alphas": floats(2), "y": half(1, 48)},
+        {"eps": 1e-6},
+    ),
+    Call(
+        linear_int8_residual,
+        {"x": half(1, 64), **INT8, "stream": floats(1, 48), "gain": floats(1, 48), "normed": half(1, 48)}
+        | {"square_sums": floats(1, 8), "bias": half(1, 48)},
+    ),
     Call(
         linear_split,
         {"x": half(1, 64), "w": half(48, 64), "parts": floats(2, 48), "y": floats(1, 48), "bias": half(1, 48)},
@@ -185,6 +260,13 @@ CALLS = [
         {"x": half(3, 64), "w": half(48, 64), "alphas": floats(2), "y": half(3, 48), "bias": half(48)},
         TILES,
     ),
+    Call(linear_prefill_int8_residual, {"x": half(3, 64), **INT8, "residual": floats(3, 48), "bias": half(48)}, TILES),
+    Call(dequantise, {**INT8, "out": half(48, 64)}),
+    Call(token_digits, {"x": half(8, 64), "digits": signed(16, 64), "scales": floats(8, 1)}),
+    Call(linear_prefill_digits, {**DIGITS, "y": half(8, 48), "bias": half(48)}, TILES),
+    Call(linear_prefill_digits_residual, {**DIGITS, "residual": floats(8, 48), "bias": half(48)}, TILES),
+    Call(linear_prefill_digits_swiglu, {**DIGITS, "y": half(8, 24), "bias": half(48)}, TILES),
+    Call(linear_prefill_digits_xielu, {**DIGITS, "alphas": floats(2), "y": half(8, 48), "bias": half(48)}, TILES),
     Call(rms_norm, {"x": floats(3, 64), "gain": half(1, 64), "y": half(3, 64)}, {"eps": 1e-6}),
 ]
 
@@ -349,7 +431,7 @@ class Interpreted(InterpreterLauncher):
     ],
 )
 def test_numbers(wrapper: Any, options: dict[str, Any], message: str) -> None:
-    [call] = [call for call in CALLS if call.wrapper is wrapper]
+    call = next(call for call in CALLS if call.wrapper is wrapper and not call.groups.keys() & {"scales"})
     launcher = RecordingLauncher("sm_90")
     with pytest.raises(ValueError, match=message):
         call(launcher, **options)

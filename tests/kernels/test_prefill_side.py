@@ -13,6 +13,7 @@ from kernels.kv_write import kv_write
 from kernels.norm import rms_norm
 from kernels.rope import qk_norm_rope_kv, rope_queries
 from tests.reference import decode
+from tests.reference.int8 import dequantised, quantised
 from tests.reference.random_arrays import DTYPES, integers, normal
 from tests.reference.tolerance import assert_close
 
@@ -23,6 +24,24 @@ def test_embedding(machine: Any, hidden: int) -> None:
     stream = machine.empty((5, hidden), "float32")
     embedding(machine.launcher, machine.array(ids), machine.array(table), stream)
     np.testing.assert_array_equal(machine.host(stream), table[ids].astype(np.float32))
+
+
+@pytest.mark.parametrize(("hidden", "group"), [(576, None), (576, 64), (1024, 128), (2560, None), (2560, 32)])
+def test_embedding_of_an_int8_table(machine: Any, hidden: int, group: int | None) -> None:
+    table, scale = quantised(normal((37, hidden), "float32", seed=1), group)
+    gain, ids = normal((1, hidden), "float32", seed=2), np.array([36], np.int32)
+    arrays = machine.array(table), machine.array(scale)
+    stream = machine.empty((1, hidden), "float32")
+    embedding(machine.launcher, machine.array(ids), arrays[0], stream, scale=arrays[1])
+    want = dequantised(table, scale)[ids]
+    np.testing.assert_array_equal(machine.host(stream), want.astype(np.float32))
+    stream, normed = machine.empty((1, hidden), "float32"), machine.empty((1, hidden), "bfloat16")
+    sums = machine.empty((1, 16), "float32")
+    into = (machine.array(gain), stream, normed, sums)
+    embedding_decode(machine.launcher, machine.array(ids), arrays[0], *into, scale=arrays[1])
+    np.testing.assert_array_equal(machine.host(stream), want.astype(np.float32))
+    assert_close(machine.host(normed), want * gain)
+    assert_close(machine.host(sums).sum(1), (want**2).sum(1))
 
 
 @pytest.mark.parametrize(("hidden", "dtype"), [(576, "bfloat16"), (1024, "float16"), (2560, "bfloat16")])

@@ -9,6 +9,7 @@ import pytest
 
 from kernels.compile import CompileError, compile_all
 from kernels.specs import ArraySpec
+from tests.checkpoints import quantization_config
 from tileinfer_core.backends.cuda import buffers as buf
 from tileinfer_core.backends.cuda import ops
 from tileinfer_core.backends.cuda.loader import target_dtype
@@ -39,18 +40,32 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_TILE_CACHE_DIR", os.environ.get("TILEINFER_TEST_CACHE", str(tmp_path)))
 
 
+GROUPS = {"Linear": None, "re:.*down_proj": 64, "model.embed_tokens": 64}
+INT8 = {**QWEN3, "quantization_config": quantization_config(GROUPS)}
+
+
 @pytest.mark.parametrize(
     ("config", "arch", "half"),
-    [(SMOLLM2, "sm_80", "float16"), (QWEN3, "sm_90", "bfloat16"), (APERTUS, "sm_90", "bfloat16")],
-    ids=["sm_80", "sm_90", "sm_90-xielu"],
+    [
+        (SMOLLM2, "sm_80", "float16"),
+        (QWEN3, "sm_90", "bfloat16"),
+        (APERTUS, "sm_90", "bfloat16"),
+        (INT8, "sm_90", "bfloat16"),
+    ],
+    ids=["sm_80", "sm_90", "sm_90-xielu", "sm_90-int8"],
 )
 @pytest.mark.usefixtures("cache")
 def test_the_kernels_of_every_step_compile(config, arch, half):
+    """In INT8 keys and values too."""
     model = define_model(ModelConfig.from_dict(config), tied=True)
     s, layers, context, pdl = model.structure, 2, 8192, arch == "sm_90"
     rows = pages_for(context) * s.num_key_value_heads
+    kept = "int8" if config is INT8 else half
+    scales = (ArraySpec((rows, 64), "float32"),) * 2 if kept == "int8" else None
     pool = SimpleNamespace(
-        k=[ArraySpec((rows * 64, s.head_dim), half)] * layers, v=[ArraySpec((rows * s.head_dim, 64), half)] * layers
+        k=[ArraySpec((rows * 64, s.head_dim), kept)] * layers,
+        v=[ArraySpec((rows * s.head_dim, 64), kept)] * layers,
+        scales=[scales] * layers,
     )
     specs = buf.buffer_specs(model, arch, context, 2048, half)
     buffers = {name: ArraySpec(*spec) for name, spec in specs.items()}

@@ -13,7 +13,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from tests.checkpoints import write_checkpoint
+from tests.checkpoints import int8_tensors, quantization_config, write_checkpoint
 from tests.reference import tiny_models
 from tests.reference.tiny_models import VARIANTS
 from tileinfer_core.backends.cuda import load, loader
@@ -49,18 +49,26 @@ MODELS = {
 
 
 class Pair:
-    """The same checkpoint on both backends."""
+    """The same checkpoint on both backends. `int8`: columns of a scale in the layers and in embedding and head.
 
-    def __init__(self, folder, name, *, dtype="BF16", context=256, chunk=128, **device):
+    None there is one scale a row; without `int8` the weights are half precision.
+    """
+
+    def __init__(self, folder, name, *, dtype="BF16", int8=(), kv="bf16", context=256, chunk=128, **device):
         config = MODELS[name]
         arrays = {t: tiny_models._values(f"{name}/{t}", shape) for t, shape in tiny_models.shapes(config).items()}
+        if int8:
+            layers, head = int8
+            arrays = int8_tensors(arrays, layers, head)
+            targets = {"Linear": layers, "model.embed_tokens": head, "lm_head": head}
+            config = {**config, "quantization_config": quantization_config(targets)}
         write_checkpoint(folder, config, arrays, dtype=dtype)
         files = WeightFiles.open(folder)
         self.model, _ = define_from_files(ModelConfig.load(folder), files)
-        self.numpy = NumpyRunner.load(self.model, files, silent)
+        self.numpy = NumpyRunner.load(self.model, files, silent, kv=kv)
         self.device = InterpretedDevice(**device)
         self.cuda = load.load_runner(
-            self.model, files, self.device, context=context, on_progress=silent, prefill_chunk=chunk
+            self.model, files, self.device, context=context, on_progress=silent, prefill_chunk=chunk, kv=kv
         )
         self.tolerance = TOLERANCE[dtype]
 
@@ -128,6 +136,35 @@ def test_logits_equal_numpys(pair, name, dtype):
     cache = p.cuda.new_cache(256)
     first, rest = p.cuda.logits(cache, ids[:41]), p.cuda.logits(cache, ids[41:])
     np.testing.assert_allclose(np.concatenate([first, rest]), p.logits_after(ids), rtol=0, atol=p.tolerance)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "int8"), [("qwen3", "BF16", ()), ("llama", "F16", ()), ("llama-128", "BF16", (None, 32))]
+)
+def test_an_int8_cache_gives_numpys_logits_and_tokens(pair, name, dtype, int8):
+    p = pair(name, dtype=dtype, int8=int8, kv="int8")
+    p.tolerance = TOLERANCE["BF16"]  # a key's last bit in half precision decides where it rounds in INT8
+    prompt = p.ids(61)
+    cache = p.cuda.new_cache(256)
+    first, rest = p.cuda.logits(cache, prompt[:21]), p.cuda.logits(cache, prompt[21:])
+    np.testing.assert_allclose(np.concatenate([first, rest]), p.logits_after(prompt), rtol=0, atol=p.tolerance)
+    sampled = decode(p.cuda, cache, GREEDY, 61, 8)
+    assert_greedy_follows(p, prompt, sampled)
+
+
+INT8 = [("qwen3", "BF16", (None, 32)), ("llama", "F16", (32, None)), ("qwen3-bias", "F16", (None, None))]
+INT8 += [("apertus", "F16", (None, 16)), ("apertus", "BF16", (16, None))]
+
+
+@pytest.mark.parametrize(("name", "dtype", "int8"), INT8)
+def test_int8_logits_and_greedy_tokens_equal_numpys(pair, name, dtype, int8):
+    p = pair(name, dtype=dtype, int8=int8)
+    prompt = p.ids(61)
+    cache = p.cuda.new_cache(256)
+    logits = p.cuda.logits(cache, prompt)
+    np.testing.assert_allclose(logits, p.logits_after(prompt), rtol=0, atol=p.tolerance)
+    sampled = decode(p.cuda, cache, GREEDY, 61, 8)  # position 64 opens the second page
+    assert_greedy_follows(p, prompt, sampled)
 
 
 @pytest.mark.parametrize(
@@ -351,6 +388,14 @@ def test_constants_of_xielu_that_the_kernels_lack_are_refused_by_name(tmp_path, 
     with pytest.raises(UnsupportedModelError, match=r"xIELU with beta 0\.75 .* supported: 0\.5") as caught:
         Pair(tmp_path, "apertus")
     assert "--backend cpu" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("int8", "message"), [((8, None), "groups of 8"), ((None, 8), r"groups of 8 \(model.embed_tokens.weight\)")]
+)
+def test_int8_groups_the_kernels_do_not_take_are_refused_by_name(pair, int8, message):
+    with pytest.raises(UnsupportedModelError, match=message):
+        pair(int8=int8)
 
 
 def test_closing_gives_everything_back(pair):

@@ -8,7 +8,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from tests.checkpoints import write_checkpoint
+from tests.checkpoints import int8_tensors, quantization_config, write_checkpoint
 from tests.reference import tiny_models
 from tests.reference.tiny_models import VARIANTS
 from tileinfer_core.backends.cuda.load import load_runner
@@ -22,24 +22,30 @@ from tileinfer_core.weights import WeightFiles
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(cuda_status().problem is not None, reason="no usable GPU")]
 CONFIG = {**VARIANTS["qwen3-tied"], "head_dim": 64, "intermediate_size": 96, "max_position_embeddings": 4096}
-TOLERANCE = 0.03  # of a logit, in float16; see test_cuda_plan_engine.py
+INT8 = {**CONFIG, "quantization_config": quantization_config({"Linear": None, "model.embed_tokens": 32})}
+# of a logit, in float16, and where rounding to half precision decides how a key rounds in INT8; see
+# test_cuda_plan_engine.py
+TOLERANCE = {"half": 0.03, "int8 weights": 0.03, "int8 weights and cache": 0.15}
 
 
-@pytest.fixture(scope="module")
-def runners(tmp_path_factory):
+@pytest.fixture(scope="module", params=list(TOLERANCE))
+def runners(tmp_path_factory, request):
     from tileinfer_core.backends.cuda.gpu import GpuDevice
 
+    config, kv = CONFIG, "int8" if "cache" in request.param else "bf16"
     arrays = {t: tiny_models._values(t, shape) for t, shape in tiny_models.shapes(CONFIG).items()}
-    files = WeightFiles.open(write_checkpoint(tmp_path_factory.mktemp("model"), CONFIG, arrays, dtype="F16"))
+    if request.param != "half":
+        config, arrays = INT8, int8_tensors(arrays, None, 32)
+    files = WeightFiles.open(write_checkpoint(tmp_path_factory.mktemp("model"), config, arrays, dtype="F16"))
     model, _ = define_from_files(ModelConfig.load(files.folder), files)
-    cuda = load_runner(model, files, GpuDevice(), context=4096, on_progress=silent)
-    yield cuda, NumpyRunner.load(model, files, silent)
+    cuda = load_runner(model, files, GpuDevice(), context=4096, on_progress=silent, kv=kv)
+    yield cuda, NumpyRunner.load(model, files, silent, kv=kv), TOLERANCE[request.param]
     cuda.close()
 
 
 @pytest.mark.parametrize("length", [1, 63, 64, 505, 1020, 2040])
 def test_greedy_ids_and_logits_equal_numpys(runners, length):
-    cuda, reference = runners
+    cuda, reference, tolerance = runners
     prompt = np.random.default_rng(length).integers(3, 160, length).tolist()
     for _ in range(2):
         cache = cuda.new_cache(4096)
@@ -49,14 +55,14 @@ def test_greedy_ids_and_logits_equal_numpys(runners, length):
         whole = [*prompt, *ids[:-1]]
         rows = reference.logits(reference.new_cache(4096), whole)[length - 1 :]
         gaps = rows.max(axis=1) - rows[np.arange(24), ids]
-        assert gaps.max() <= TOLERANCE
+        assert gaps.max() <= tolerance
         del cache  # its pages are needed
         own = cuda.logits(cuda.new_cache(4096), whole)[length - 1 :]
-        np.testing.assert_allclose(own, rows, rtol=0, atol=TOLERANCE)
+        np.testing.assert_allclose(own, rows, rtol=0, atol=tolerance)
 
 
 def test_a_seed_repeats_its_ids(runners):
-    cuda, _ = runners
+    cuda = runners[0]
 
     def run(seed):
         cache = cuda.new_cache(256)

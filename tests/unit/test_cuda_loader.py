@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.checkpoints import write_variant
+from tests.checkpoints import int8_tensors, write_int8_variant, write_variant
 from tests.reference.tiny_models import tensors
 from tileinfer_core.backends.cuda import loader
 from tileinfer_core.backends.cuda.interpreted import InterpretedDevice
@@ -96,3 +96,29 @@ def test_noise_fills_every_array(tmp_path):
         values = array.astype(np.float32)
         assert np.isfinite(values).all(), name
         assert values.std() > 0, name
+
+
+def test_int8_weights_and_scales_are_joined_and_interleaved_alike(tmp_path):
+    _, arrays, half = load(write_int8_variant(tmp_path, "qwen3-untied", layers=16))
+    assert half == "bfloat16"
+    stored, layer = int8_tensors(tensors("qwen3-untied"), 16, None), "model.layers.1."
+    for kind in ("weight", "weight_scale"):
+        qkv = np.concatenate([stored[f"{layer}self_attn.{x}_proj.{kind}"].astype(np.float32) for x in "qkv"])
+        np.testing.assert_array_equal(arrays[f"{layer}qkv_proj.{kind}"].astype(np.float32), qkv)
+        both = arrays[f"{layer}gate_up_proj.{kind}"].astype(np.float32)
+        np.testing.assert_array_equal(both[0::2], stored[f"{layer}mlp.gate_proj.{kind}"].astype(np.float32))
+        np.testing.assert_array_equal(both[1::2], stored[f"{layer}mlp.up_proj.{kind}"].astype(np.float32))
+    assert str(arrays[f"{layer}down_proj.weight"].dtype) == "int8"
+    assert str(arrays[f"{layer}down_proj.weight_scale"].dtype) == "float32"
+
+
+def test_noise_of_an_int8_model_is_as_wide_as_any(tmp_path):
+    model, _, _ = load(write_int8_variant(tmp_path, "qwen3-tied", head=32))
+    device = InterpretedDevice()
+    arrays = allocate(model, device, "bfloat16")
+    random_weights(model, arrays, device)
+    name = "model.layers.0.gate_up_proj.weight"
+    assert len(np.unique(arrays[name])) > 100
+    assert (arrays[name + "_scale"] > 0).all()
+    assert 0.015 < (arrays[name] * arrays[name + "_scale"]).std() < 0.025
+    assert arrays["model.embed_tokens.weight_scale"].shape == (160, 2)

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tests.checkpoints import quantization_config
 from tests.reference.tiny_models import VARIANTS
 from tileinfer_core.backends.cuda.memory import kv_bytes_per_token, pages_for, plan_memory, weight_bytes
 from tileinfer_core.config import ModelConfig
@@ -60,3 +61,18 @@ def test_no_useful_context_names_the_other_ways_out():
     with pytest.raises(OutOfMemoryError, match="weights") as error:
         plan(WEIGHTS)
     assert "--backend cpu" in error.value.hint
+
+
+def test_int8_weights_count_a_byte_and_their_scales_four():
+    section = quantization_config({"Linear": None, "Embedding": 16})
+    model = define_model(ModelConfig.from_dict({**CONFIG, "quantization_config": section}), tied=True)
+    matrices = sum(p.shape[0] * p.shape[1] for p in MODEL.parameters if len(p.shape) == 2)
+    assert matrices < weight_bytes(model, 2) < 1.2 * matrices + 512 * len(model.parameters)
+    assert weight_bytes(model, 2) < WEIGHTS * 0.75
+
+
+def test_an_int8_cache_counts_a_byte_and_a_scale_for_each_head():
+    assert kv_bytes_per_token(MODEL, 1) == 2 * 3 * 2 * (32 + 4)
+    found = plan_memory(MODEL, asked=640, free=1 << 30, item=2, kv_item=1, buffer_bytes=lambda _: 0, headroom=0)
+    assert found.kv_bytes == pages_for(640) * 64 * kv_bytes_per_token(MODEL, 1)
+    assert found.weight_bytes == WEIGHTS

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tileinfer_cli import opening, render
-from tileinfer_cli.bench_table import print_report
+from tileinfer_cli import benching
 from tileinfer_cli.commandline import Cli
 from tileinfer_cli.options import JsonFlag, ModelFlags, QuietFlag
 
@@ -17,6 +16,7 @@ Examples:
   tileinfer bench -m qwen3:4b
   tileinfer bench --prefill 512 --prefill 4096 --decode-at 512 --decode-at 32000
   tileinfer bench --random-weights config.json --markdown
+  tileinfer bench -m qwen3:4b-int8 --against qwen3:4b
 """
 Lengths = list[int] | None
 
@@ -28,6 +28,9 @@ def run(
     random_weights: Annotated[
         Path | None, typer.Option("--random-weights", metavar="CONFIG", help="A config.json: time its shape on noise.")
     ] = None,
+    against: Annotated[
+        str | None, typer.Option("--against", metavar="MODEL", help="Measure MODEL too, in the same run.")
+    ] = None,
     prefill: Annotated[Lengths, typer.Option("--prefill", metavar="N", help="Prompt length; may be repeated.")] = None,
     decode_at: Annotated[Lengths, typer.Option("--decode-at", metavar="N", help="Context; may be repeated.")] = None,
     tokens: Annotated[int, typer.Option("--tokens", metavar="N", help="Tokens decoded in a run.")] = 64,
@@ -37,8 +40,11 @@ def run(
     as_json: JsonFlag = False,
     quiet: QuietFlag = False,
 ) -> None:
-    """Measure prefill, decoding, the first token, and the memory's own speed in the same run."""
-    from tileinfer_core.bench import BenchOptions, run_bench
+    """Measure prefill, decoding, the first token, and the memory's own speed in the same run.
+
+    With --against, a second model by the same flags, and how many times as fast the first is.
+    """
+    from tileinfer_core.bench import BenchOptions
     from tileinfer_core.sampling import SamplingParams
 
     base = BenchOptions(tokens=tokens, repetitions=repeat)
@@ -49,11 +55,5 @@ def run(
         repetitions=repeat,
         sampling=SamplingParams(temperature=0) if greedy else base.sampling,
     )
-    name, loaded = opening.load_for_bench(cli, where, random_weights, quiet=quiet)
-    with render.Progress(cli.streams.err, quiet=quiet) as progress:
-        report = run_bench(loaded.runner, loaded.model, options, load_s=loaded.load_s, on_progress=progress)
-    document = {"model": name, "backend_reason": loaded.backend.reason, **opening.plain(report)}
-    if as_json:
-        render.print_json(cli.streams.out, document)
-    else:
-        print_report(cli.streams.out, document, options, markdown=markdown)
+    models = benching.Models(where, random_weights, against)
+    benching.run(cli, models, options, markdown=markdown, as_json=as_json, quiet=quiet)

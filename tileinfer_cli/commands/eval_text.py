@@ -1,12 +1,11 @@
-"""`tileinfer eval`: how well a model predicts a text."""
+"""`tileinfer eval`: how well a model predicts a text, alone or against another model."""
 
-import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tileinfer_cli import opening, render
+from tileinfer_cli import evaluation
 from tileinfer_cli.commandline import Cli
 from tileinfer_cli.options import JsonFlag, ModelFlags, QuietFlag
 from tileinfer_cli.prompt import read_text
@@ -17,6 +16,7 @@ EXAMPLES = """
 Examples:
   tileinfer eval book.txt
   tileinfer eval book.txt -m qwen3:0.6b --window 1024 --json
+  tileinfer eval book.txt -m demo-int8 --against demo
 """
 
 
@@ -25,25 +25,27 @@ def run(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A text, UTF-8.", show_default=False)],
     *,
     where: ModelFlags,
+    against: Annotated[
+        str | None,
+        typer.Option("--against", metavar="MODEL", help="Compare with MODEL: KL divergence, same top token."),
+    ] = None,
     window: Annotated[
-        int | None, typer.Option("--window", metavar="N", help="Tokens read at once; without it, the context.")
+        int | None,
+        typer.Option("--window", metavar="N", help="Tokens read at once; without it, the context, or 1024 to compare."),
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option("--tokens", metavar="N", help="Score the first N tokens; without it, all.")
     ] = None,
     as_json: JsonFlag = False,
     quiet: QuietFlag = False,
 ) -> None:
-    """Measure the perplexity of a text: lower is better."""
-    text = read_text(file)
-    settings = opening.load_settings()
-    folder = opening.find_model(cli, settings, where.model)
-    engine = opening.load_engine(cli, folder, opening.engine_options(where, settings), quiet=quiet)
-    from tileinfer_core.evaluate import perplexity
+    """Measure the perplexity of a text: lower is better. With --against, also how far two models' predictions differ.
 
-    with render.Progress(cli.streams.err, quiet=quiet) as progress:
-        result = perplexity(engine, text, window=window, on_progress=progress)
-    if as_json:
-        render.print_json(cli.streams.out, {"model": engine.folder.name, **opening.plain(result)})
-        return
-    cli.streams.out.write(f"perplexity {result.perplexity:.4f}\n")
-    render.print_note(
-        cli.streams.err, f"{result.tokens:,} tokens, {result.nll:.4f} nats each ({result.nll / math.log(2):.4f} bits)"
-    )
+    The other model uses the same flags, but keeps its keys and values as its own folder says.
+    """
+    text = read_text(file)
+    limits = evaluation.Limits(window, tokens)
+    if against is None:
+        evaluation.score(cli, where, text, limits, as_json=as_json, quiet=quiet)
+    else:
+        evaluation.compare_models(cli, where, against, text, limits, as_json=as_json, quiet=quiet)

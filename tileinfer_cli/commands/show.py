@@ -6,6 +6,7 @@ from tileinfer_cli import opening, render
 from tileinfer_cli.commandline import Cli
 from tileinfer_cli.describe import describe
 from tileinfer_cli.options import JsonFlag, ModelArgument
+from tileinfer_cli.receipt_table import receipt_pairs
 
 NAME = "show"
 SHORT = "a model's shape, memory need and defaults"
@@ -27,7 +28,7 @@ def run(cli: Cli, model: ModelArgument, *, as_json: JsonFlag = False) -> None:
 
 
 def _print(cli: Cli, document: dict[str, Any]) -> None:
-    out, config, memory = cli.streams.out, document["config"], document["memory"]
+    out, config, memory, kv = cli.streams.out, document["config"], document["memory"], document["kv"]
     heads = (
         f"{config['num_attention_heads']} of {config['head_dim']}, {config['num_key_value_heads']} for keys and values"
     )
@@ -48,13 +49,29 @@ def _print(cli: Cli, document: dict[str, Any]) -> None:
     }
     render.print_pairs(out, [(name, value, None) for name, value in shape.items()], indent="  ")
     render.print_heading(out, "\nMemory")
-    needs = [
+    needs: list[tuple[str, str, str | None]] = [
         ("weights", size(memory["weights_bytes"]), f"{size(memory['weights_on_disk_bytes'])} on disk as {dtypes}"),
-        ("each token", size(memory["kv_bytes_per_token"]), "keys and values"),
+        ("each token", size(memory["kv_bytes_per_token"]), f"keys and values, {kv['value']} ({kv['origin']})"),
         ("full context", size(memory["kv_bytes_full_context"]), "keys and values"),
+        ("read a token", size(memory["decode_bytes_per_token"]), "weights that decoding one token reads"),
         ("backend", document["backend"]["name"], document["backend"]["reason"]),
     ]
     render.print_pairs(out, needs, indent="  ")
+    if len(document["int8"]) > 1 or "not quantised" not in document["int8"]:
+        _print_int8(cli, document)
     render.print_heading(out, "\nDefaults")
     defaults = [(name, f"{setting['value']:g}", setting["origin"]) for name, setting in document["sampling"].items()]
     render.print_pairs(out, defaults, indent="  ")
+
+
+def _print_int8(cli: Cli, document: dict[str, Any]) -> None:
+    """Which modules are INT8, and what the receipt says of the loss."""
+    out = cli.streams.out
+    render.print_heading(out, "\nINT8")
+    pairs = [(name, ", ".join(modules)) for name, modules in document["int8"].items()]
+    quantization = document["config"]["quantization"]
+    if quantization and quantization["quantised_activations"]:
+        pairs.append(("activations", "8 bits for each token by config.json; computed more exactly here"))
+    if document["receipt"]:
+        pairs += receipt_pairs(document["receipt"])
+    render.print_pairs(out, [(name, value, None) for name, value in pairs], indent="  ")

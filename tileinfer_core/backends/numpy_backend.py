@@ -39,10 +39,11 @@ MIN_QUERY_ROWS = 16  # below this the products of a block become too thin
 class NumpyBackend:
     """Backend[np.ndarray] for one model's rotary embedding."""
 
-    def __init__(self, rope: RopeConfig, head_dim: int) -> None:
+    def __init__(self, rope: RopeConfig, head_dim: int, *, kv: str = "bf16") -> None:
         self._inv_freq, self._rope_scale = inverse_frequencies(rope, head_dim)
         self._tables = self._make_tables(256)
         self.products = Products()
+        self._rounded_kv = kv == "int8"
 
     def embedding(self, table: Float32Array, token_ids: Sequence[int]) -> Float32Array:
         return cast("Float32Array", table[np.asarray(token_ids)])  # [T, D], a copy
@@ -87,6 +88,8 @@ class NumpyBackend:
     def write_kv(self, cache: KvCache, layer: int, k: Float32Array, v: Float32Array) -> None:
         pages = cast("NumpyPages", cache.store)
         start, stop = cache.length, cache.length + len(k)
+        if self._rounded_kv:
+            k, v = through_int8(k), through_int8(v)
         pages.keys[layer][:, start:stop] = k.transpose(1, 0, 2)
         pages.values[layer][:, start:stop] = v.transpose(1, 0, 2)
 
@@ -138,6 +141,13 @@ class NumpyBackend:
         return x[-1:]
 
 
+def through_int8(x: Float32Array) -> Float32Array:
+    """x [..., d] as INT8 with a float32 scale for each row of d keeps it: scale = largest |x| / 127, half to even."""
+    scale = np.abs(x).max(axis=-1, keepdims=True) / np.float32(127)
+    scale[scale == 0] = 1
+    return cast("Float32Array", np.rint(x / scale) * scale)
+
+
 def _attend(q: Float32Array, keys: Float32Array, values: Float32Array, rows: int) -> Float32Array:
     """softmax(q · keysᵀ) · values for q [K, G·rows, d], already scaled; keys, values [K, C, d] -> [K, G·rows, d].
 
@@ -181,16 +191,16 @@ class NumpyRunner:
     context_limit = None
     prefill_chunk = 512
 
-    def __init__(self, model: ModelDefinition, arrays: Mapping[str, Float32Array]) -> None:
+    def __init__(self, model: ModelDefinition, arrays: Mapping[str, Float32Array], *, kv: str = "bf16") -> None:
         self._model = model
-        self._ops = NumpyBackend(model.structure.rope, model.structure.head_dim)
+        self._ops = NumpyBackend(model.structure.rope, model.structure.head_dim, kv=kv)
         self._weights: DecoderWeights[Float32Array] = bind(model, arrays)
         self._next_logits: tuple[KvCache, int, Float32Array] | None = None  # of which sequence, at which length
         self.weight_bytes = sum(array.nbytes for array in arrays.values())
         self.kv_bytes_per_token = 2 * 4 * model.structure.kv_size * model.config.num_hidden_layers
 
     @classmethod
-    def with_noise(cls, model: ModelDefinition, seed: int = 0) -> NumpyRunner:
+    def with_noise(cls, model: ModelDefinition, seed: int = 0, *, kv: str = "bf16") -> NumpyRunner:
         """Weights that mean nothing, for timing a shape: normal with a width of 0.02, norms at 1."""
         rng = np.random.default_rng(seed)
 
@@ -201,12 +211,15 @@ class NumpyRunner:
                 return np.ones(parameter.shape, np.float32)
             return rng.standard_normal(parameter.shape, np.float32) * np.float32(0.02)
 
-        return cls(model, {parameter.name: noise(parameter) for parameter in model.parameters})
+        arrays = {parameter.name: noise(parameter) for parameter in model.parameters if not parameter.is_scale}
+        return cls(model, arrays, kv=kv)
 
     @classmethod
-    def load(cls, model: ModelDefinition, files: WeightFiles, on_progress: OnProgress) -> NumpyRunner:
+    def load(
+        cls, model: ModelDefinition, files: WeightFiles, on_progress: OnProgress, *, kv: str = "bf16"
+    ) -> NumpyRunner:
         """Read the weights as float32. Raises OutOfMemoryError and ModelError."""
-        return cls(model, load_arrays(model.parameters, files, on_progress))
+        return cls(model, load_arrays(model.parameters, files, on_progress), kv=kv)
 
     def new_cache(self, max_tokens: int) -> KvCache:
         layers = self._model.config.num_hidden_layers

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from tileinfer_core.errors import BackendUnavailableError, UsageError
+from tileinfer_core.settings import KV_FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,6 +76,7 @@ def load_runner(
     *,
     context: int | None,
     prefill_chunk: int | None,
+    kv: str,
     on_progress: OnProgress,
 ) -> Runner:
     """Load the weights on the backend chosen; `files` None fills them with noise, for timing a shape.
@@ -84,8 +86,9 @@ def load_runner(
     if files is None and choice.name == "cpu":
         from tileinfer_core.backends.numpy_backend import NumpyRunner  # noqa: PLC0415
 
-        return NumpyRunner.with_noise(model)
-    return start_loading(choice, model, files, context=context, prefill_chunk=prefill_chunk).finish(on_progress)
+        return NumpyRunner.with_noise(model, kv=kv)
+    loading = start_loading(choice, model, files, context=context, prefill_chunk=prefill_chunk, kv=kv)
+    return loading.finish(on_progress)
 
 
 def start_loading(
@@ -95,23 +98,28 @@ def start_loading(
     *,
     context: int | None,
     prefill_chunk: int | None,
+    kv: str,
 ) -> RunnerLoad:
     """Begin to load the weights on the backend chosen.
 
     `context` is what the user asked for: a backend that plans its memory refuses one that does not fit, and without it
-    finds the longest that does. `prefill_chunk` None is the backend's own choice.
+    finds the longest that does. `prefill_chunk` None is the backend's own choice. `kv` "int8" keeps keys and values in
+    INT8, "bf16" as the model has them.
 
     Raises:
+        UsageError: `kv` is neither.
         OutOfMemoryError, BackendUnavailableError: what keeps it from running.
     """
+    if kv not in KV_FORMATS:
+        raise UsageError(f"--kv must be one of {', '.join(KV_FORMATS)}, found {kv!r}")
     if choice.name == "cuda":
-        return _start_cuda(model, files, context, prefill_chunk)
+        return _start_cuda(model, files, context, prefill_chunk, kv)
     assert files is not None  # noqa: S101 - noise needs no loading
-    return _start_cpu(model, files)
+    return _start_cpu(model, files, kv)
 
 
 def _start_cuda(
-    model: ModelDefinition, files: WeightFiles | None, context: int | None, prefill_chunk: int | None
+    model: ModelDefinition, files: WeightFiles | None, context: int | None, prefill_chunk: int | None, kv: str
 ) -> RunnerLoad:
     try:
         from tileinfer_core.backends.cuda import load  # noqa: PLC0415 - a backend is imported when chosen
@@ -123,13 +131,13 @@ def _start_cuda(
 
     def finish(on_progress: OnProgress) -> Runner:
         return load.load_runner(
-            model, files, GpuDevice(), context=context, prefill_chunk=chunk, on_progress=on_progress
+            model, files, GpuDevice(), context=context, prefill_chunk=chunk, kv=kv, on_progress=on_progress
         )
 
     return RunnerLoad(finish, cancel=lambda: None)
 
 
-def _start_cpu(model: ModelDefinition, files: WeightFiles) -> RunnerLoad:
+def _start_cpu(model: ModelDefinition, files: WeightFiles, kv: str) -> RunnerLoad:
     """Memory for keys and values grows as it is used: there is nothing to plan."""
     from tileinfer_core.backends.numpy_weights import WeightLoad  # noqa: PLC0415
 
@@ -138,6 +146,6 @@ def _start_cpu(model: ModelDefinition, files: WeightFiles) -> RunnerLoad:
     def finish(on_progress: OnProgress) -> Runner:
         from tileinfer_core.backends.numpy_backend import NumpyRunner  # noqa: PLC0415
 
-        return NumpyRunner(model, weights.finish(on_progress))
+        return NumpyRunner(model, weights.finish(on_progress), kv=kv)
 
     return RunnerLoad(finish, weights.cancel)

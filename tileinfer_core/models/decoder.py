@@ -11,18 +11,21 @@ A model's file picks from these and writes its own where its layers differ. Name
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
-from tileinfer_core.models.structure import LayerStructure, Parameter
+from tileinfer_core.errors import UnsupportedModelError
+from tileinfer_core.models.structure import LayerStructure, Parameter, scale_name
 from tileinfer_core.models.xielu import xielu_parameter
-from tileinfer_core.weights import TensorSpec
+from tileinfer_core.weights import FLOAT_DTYPES, INT8_DTYPES, TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tileinfer_core.backends.base import Backend
     from tileinfer_core.config import ModelConfig
     from tileinfer_core.kv_cache import KvCache
+    from tileinfer_core.quantization import Int8, Quantization
 
 T = TypeVar("T")
 
@@ -49,12 +52,24 @@ class ModelDefinition:
     parameters: tuple[Parameter, ...]
     tied: bool
 
+    def int8(self, product: str, layer: int | None = None) -> Int8 | None:
+        """The format of one product's weights; None where they are not quantised.
+
+        `product` is "qkv_proj", "o_proj", "gate_up_proj" or "down_proj" of a layer, else "embedding" or "lm_head".
+        """
+        if layer is not None:
+            name = f"model.layers.{layer}.{product}.weight"
+        else:
+            name = LM_HEAD if product == "lm_head" and not self.tied else EMBEDDING
+        return next(parameter.int8 for parameter in self.parameters if parameter.name == name)
+
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights(Generic[T]):
     """One layer's arrays: qkv [(H + 2K)·d, D], o [D, H·d], gate_up [2F, D], down [D, F]; norms and biases 1-D.
 
-    A plain MLP has its up product alone in gate_up [F, D]. xielu: [α_p, α_n, β, ε].
+    A plain MLP has its up product alone in gate_up [F, D]. xielu: [α_p, α_n, β, ε]. Scales [rows, groups] belong to
+    INT8 weights; None where a weight is not quantised, or was dequantised when loaded.
     """
 
     input_norm: T
@@ -70,16 +85,22 @@ class LayerWeights(Generic[T]):
     down: T
     down_bias: T | None
     xielu: T | None = None
+    qkv_scale: T | None = None
+    o_scale: T | None = None
+    gate_up_scale: T | None = None
+    down_scale: T | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights(Generic[T]):
-    """embedding and lm_head [V, D], the same array when tied; norm [D]."""
+    """embedding and lm_head [V, D], the same array when tied; norm [D]; scales as in LayerWeights."""
 
     embedding: T
     layers: tuple[LayerWeights[T], ...]
     norm: T
     lm_head: T
+    embedding_scale: T | None = None
+    lm_head_scale: T | None = None
 
 
 def base_structure(
@@ -129,7 +150,9 @@ def decoder_parameters(
     arrays.append(_single("model.norm.weight", (config.hidden_size,)))
     if not tied:
         arrays.append(_single(LM_HEAD, (config.vocab_size, config.hidden_size)))
-    return tuple(arrays) if stored_in == ROOT else tuple(_stored_in(stored_in, parameter) for parameter in arrays)
+    if stored_in != ROOT:
+        arrays = [_stored_in(stored_in, parameter) for parameter in arrays]
+    return tuple(chain.from_iterable(_as_quantised(parameter, config.quantization) for parameter in arrays))
 
 
 def _stored_in(root: str, parameter: Parameter) -> Parameter:
@@ -138,6 +161,36 @@ def _stored_in(root: str, parameter: Parameter) -> Parameter:
         for part in parameter.parts
     )
     return replace(parameter, parts=tuple(parts))
+
+
+def _as_quantised(parameter: Parameter, quantization: Quantization | None) -> Iterator[Parameter]:
+    """The parameter; one that is INT8 says so, and its scales follow."""
+    int8 = _format_of(parameter, quantization)
+    if int8 is None:
+        yield parameter
+        return
+    parts, columns = parameter.parts, parameter.parts[0].shape[1]
+    if int8.group_size is not None and columns % int8.group_size:
+        raise UnsupportedModelError(
+            f"{parts[0].name}: quantised in groups of {int8.group_size}, which do not divide its {columns} columns"
+        )
+    yield replace(parameter, parts=tuple(replace(part, dtypes=INT8_DTYPES) for part in parts), int8=int8)
+    groups = int8.groups(columns)
+    scales = (
+        replace(part, name=scale_name(part.name), shape=(part.shape[0], groups), dtypes=FLOAT_DTYPES) for part in parts
+    )
+    yield Parameter(scale_name(parameter.name), tuple(scales))
+
+
+def _format_of(parameter: Parameter, quantization: Quantization | None) -> Int8 | None:
+    """The format of the modules of one product, which must be one."""
+    if quantization is None or len(parameter.shape) != 2:
+        return None
+    formats = {part.name: quantization.of(part.name.removesuffix(".weight")) for part in parameter.parts}
+    if len(set(formats.values())) > 1:
+        found = ", ".join(f"{name}: {int8 or 'not quantised'}" for name, int8 in formats.items())
+        raise UnsupportedModelError(f"weights that are joined into one product are quantised differently: {found}")
+    return next(iter(formats.values()))
 
 
 def _single(name: str, shape: tuple[int, ...]) -> Parameter:
@@ -177,29 +230,39 @@ def _joined(structure: LayerStructure) -> Mapping[str, tuple[str, ...]]:
 
 def bind(model: ModelDefinition, arrays: Mapping[str, T]) -> DecoderWeights[T]:
     """Arrays by Parameter name -> typed weights."""
-    layers = []
-    for layer in range(model.config.num_hidden_layers):
-        prefix = f"model.layers.{layer}."
-        layers.append(
-            LayerWeights(
-                input_norm=arrays[prefix + "input_layernorm.weight"],
-                qkv=arrays[prefix + "qkv_proj.weight"],
-                qkv_bias=arrays.get(prefix + "qkv_proj.bias"),
-                q_norm=arrays.get(prefix + "self_attn.q_norm.weight"),
-                k_norm=arrays.get(prefix + "self_attn.k_norm.weight"),
-                o=arrays[prefix + "o_proj.weight"],
-                o_bias=arrays.get(prefix + "o_proj.bias"),
-                post_norm=arrays[prefix + "post_attention_layernorm.weight"],
-                gate_up=arrays[prefix + "gate_up_proj.weight"],
-                gate_up_bias=arrays.get(prefix + "gate_up_proj.bias"),
-                down=arrays[prefix + "down_proj.weight"],
-                down_bias=arrays.get(prefix + "down_proj.bias"),
-                xielu=arrays.get(prefix + "xielu"),
-            )
-        )
-    embedding = arrays[EMBEDDING]
-    lm_head = embedding if model.tied else arrays[LM_HEAD]
-    return DecoderWeights(embedding, tuple(layers), arrays["model.norm.weight"], lm_head)
+    head = EMBEDDING if model.tied else LM_HEAD
+    return DecoderWeights(
+        embedding=arrays[EMBEDDING],
+        layers=tuple(bind_layer(layer, arrays) for layer in range(model.config.num_hidden_layers)),
+        norm=arrays["model.norm.weight"],
+        lm_head=arrays[head],
+        embedding_scale=arrays.get(scale_name(EMBEDDING)),
+        lm_head_scale=arrays.get(scale_name(head)),
+    )
+
+
+def bind_layer(layer: int, arrays: Mapping[str, T]) -> LayerWeights[T]:
+    """The arrays of one layer by Parameter name -> typed weights."""
+    prefix = f"model.layers.{layer}."
+    return LayerWeights(
+        input_norm=arrays[prefix + "input_layernorm.weight"],
+        qkv=arrays[prefix + "qkv_proj.weight"],
+        qkv_bias=arrays.get(prefix + "qkv_proj.bias"),
+        q_norm=arrays.get(prefix + "self_attn.q_norm.weight"),
+        k_norm=arrays.get(prefix + "self_attn.k_norm.weight"),
+        o=arrays[prefix + "o_proj.weight"],
+        o_bias=arrays.get(prefix + "o_proj.bias"),
+        post_norm=arrays[prefix + "post_attention_layernorm.weight"],
+        gate_up=arrays[prefix + "gate_up_proj.weight"],
+        gate_up_bias=arrays.get(prefix + "gate_up_proj.bias"),
+        down=arrays[prefix + "down_proj.weight"],
+        down_bias=arrays.get(prefix + "down_proj.bias"),
+        xielu=arrays.get(prefix + "xielu"),
+        qkv_scale=arrays.get(prefix + "qkv_proj.weight_scale"),
+        o_scale=arrays.get(prefix + "o_proj.weight_scale"),
+        gate_up_scale=arrays.get(prefix + "gate_up_proj.weight_scale"),
+        down_scale=arrays.get(prefix + "down_proj.weight_scale"),
+    )
 
 
 def forward(

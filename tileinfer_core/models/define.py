@@ -5,11 +5,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from tileinfer_core.errors import DamagedModelError
+import numpy as np
+
+from tileinfer_core.errors import DamagedModelError, UnsupportedModelError
 from tileinfer_core.models import MODEL_TYPES
 from tileinfer_core.models.decoder import LM_HEAD, ModelDefinition
+from tileinfer_core.models.structure import scale_name
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tileinfer_core.config import ModelConfig
     from tileinfer_core.weights import WeightFiles
 
@@ -37,9 +42,28 @@ def define_from_files(config: ModelConfig, files: WeightFiles) -> tuple[ModelDef
     _check_head_dim(model, files)
     not_read = getattr(importlib.import_module(MODEL_TYPES[config.model_type]), "NOT_READ", ())
     ignored = [name for name in files.names if name.endswith(_STORED_BUFFERS) or name.startswith(not_read)]
+    ignored += _zero_points(model, files)
     specs = [spec for parameter in model.parameters for spec in parameter.parts]
-    files.check(specs, ignore=[*ignored, LM_HEAD] if tied else ignored)
+    files.check(specs, ignore=[*ignored, LM_HEAD, scale_name(LM_HEAD)] if tied else ignored)
+    _refuse_bad_scales(model, files)
     return model, warnings
+
+
+def _zero_points(model: ModelDefinition, files: WeightFiles) -> Iterator[str]:
+    """The zero points that some writers store for symmetric weights. They must be zero."""
+    for part in (part for parameter in model.parameters if parameter.int8 for part in parameter.parts):
+        name = part.name + "_zero_point"
+        if name in files.names:
+            if files.read(name).any():
+                raise UnsupportedModelError(f"{files.folder}: {name} is not zero: asymmetric weights are not supported")
+            yield name
+
+
+def _refuse_bad_scales(model: ModelDefinition, files: WeightFiles) -> None:
+    """A scale that is not a number makes every token's logits NaN; here the tensor can still be named."""
+    for part in (part for parameter in model.parameters if parameter.is_scale for part in parameter.parts):
+        if not np.isfinite(files.read(part.name).astype(np.float32)).all():
+            raise DamagedModelError(f"{files.folder}: {part.name} has values that are not finite")
 
 
 def _tied(config: ModelConfig, files: WeightFiles) -> tuple[bool, tuple[str, ...]]:

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-TOP_LEVEL = ("tie_word_embeddings", "quantization_config", "eos_token_id", "bos_token_id", "dtype", "torch_dtype")
+TOP_LEVEL = (
+    "tie_word_embeddings",
+    "quantization_config",
+    "tileinfer",
+    "eos_token_id",
+    "bos_token_id",
+    "dtype",
+    "torch_dtype",
+)
 SILU: Mapping[str, str] = MappingProxyType({"silu": "silu", "swish": "silu"})
 
 

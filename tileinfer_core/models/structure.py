@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from tileinfer_core.quantization import Int8
     from tileinfer_core.rope_config import RopeConfig
     from tileinfer_core.weights import TensorSpec
 
@@ -51,11 +52,18 @@ class Parameter:
     """One array of the running model, made of the stored tensors `parts`.
 
     form "joined": along their first axis, in this order. "xielu": the numbers [α_p, α_n, β, ε] of models/xielu.py.
+    `int8` is set for quantised weights, whose scales are the Parameter named scale_name(name), right behind it:
+    weight[n, k] = scale[n, k // group_size] · int8[n, k].
     """
 
     name: str
     parts: tuple[TensorSpec, ...]
     form: Literal["joined", "xielu"] = "joined"
+    int8: Int8 | None = None
+
+    @property
+    def is_scale(self) -> bool:
+        return self.name.endswith(scale_name("weight"))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -63,3 +71,8 @@ class Parameter:
             return (4,)
         rows = sum(part.read_shape[0] for part in self.parts)
         return (rows, *self.parts[0].shape[1:])
+
+
+def scale_name(weight: str) -> str:
+    """The name of a weight's scales, stored or joined."""
+    return weight + "_scale"

@@ -15,6 +15,7 @@ from tileinfer_core.backends.cuda.kv_pool import TABLE_STEP
 from tileinfer_core.dtypes import BFLOAT16
 from tileinfer_core.kv_cache import PAGE_SIZE
 from tileinfer_core.models.rope import cos_sin, inverse_frequencies
+from tileinfer_core.quantization import Int8
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 Spec = tuple[tuple[int, ...], str]
 ROW_STEP = 64  # prefill rows are padded to a multiple: one specialisation, and 16 real rows are slower than 64
 RING = 64  # sampled ids on the device that the host has not read yet; it is one step behind
-_ITEM = {"float32": 4, "int32": 4, "bfloat16": 2, "float16": 2}
+_ITEM = {"float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
 
 def padded_rows(tokens: int) -> int:
@@ -71,7 +72,24 @@ def buffer_specs(model: ModelDefinition, arch: str, context: int, chunk: int, ha
         "cos": (wide, "float32"),
         "sin": (wide, "float32"),
     }
+    specs |= _int8_specs(model, rows, half)
     return specs | ops.workspace_specs(model, arch, context)
+
+
+def _int8_specs(model: ModelDefinition, rows: int, half: str) -> dict[str, Spec]:
+    """What a chunk needs where layers are INT8: a product's input in digits, and weights with groups in half precision.
+
+    Flat, for products of different widths.
+    """
+    layers = [p for p in model.parameters if p.int8 is not None and p.name.startswith("model.layers.")]
+    by_row = [p.shape[1] for p in layers if p.int8 == Int8()]
+    grouped = [math.prod(p.shape) for p in layers if p.int8 != Int8()]
+    specs: dict[str, Spec] = {}
+    if by_row:
+        specs |= {"rows_digits": ((2 * rows * max(by_row),), "int8"), "rows_digit_scales": ((rows, 1), "float32")}
+    if grouped:
+        specs["rows_weight"] = ((max(grouped),), half)
+    return specs
 
 
 def buffer_bytes(specs: Mapping[str, Spec]) -> int:

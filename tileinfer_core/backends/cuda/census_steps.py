@@ -141,6 +141,8 @@ def verify_step(runner: CudaRunner, model: ModelDefinition, tokens: int) -> list
     if model.structure.activation != "silu":
         raise UsageError(f"a verify step is made for SwiGLU, this model's activation is {model.structure.activation}")
     device, s, b, weights = runner.device, model.structure, runner.buffers, runner.plans.weights
+    if weights.layers[0].qkv_scale is not None:
+        raise UsageError("a verify step is made for BF16 weights, this model's are INT8")
     arrays = _verify_arrays(device, model, tokens, str(weights.lm_head.dtype))
     launcher = RecordingLauncher(device.arch, pdl=device.pdl)
     o = ops.Ops(launcher, s)
@@ -150,7 +152,7 @@ def verify_step(runner: CudaRunner, model: ModelDefinition, tokens: int) -> list
     first = ops.as_row(weights.layers[0].input_norm)
     embedding_decode(launcher, b["token_ids"][:tokens], weights.embedding, first, stream, normed, sums)
     for index, (layer, next_norm) in enumerate(zip(weights.layers, norms, strict=True)):
-        pages = (runner.pool.k[index], runner.pool.v[index], runner.plans.block_table)
+        pages = (runner.pool.k[index], runner.pool.v[index], runner.plans.block_table, runner.pool.scales[index])
         linear_norm(launcher, normed, sums, layer.qkv, arrays["qkv"], eps=eps, bias=ops.as_row(layer.qkv_bias))
         o.rope_rows(arrays["qkv"], (layer.q_norm, layer.k_norm), b, pages, arrays["q"])
         o.attend_rows(arrays["q"], pages, b["start"], arrays["attention"])

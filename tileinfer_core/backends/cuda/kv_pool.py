@@ -5,6 +5,8 @@ One K and one V array per layer, as the kernels want them (docs/shapes.md):
     k[layer] [pages * K * 64, d]   row (page * K + head) * 64 + slot
     v[layer] [pages * K * d, 64]   row (page * K + head) * d + dimension: V is stored transposed
 
+INT8 pools have int8 rows of the same shapes, and for each layer a pair of scale arrays, float32 [pages * K, 64].
+
 All pages are taken when the model is loaded; a sequence grows by taking page numbers, so nothing moves and captured
 graphs stay valid. Page 0 is scratch: table entries past a sequence's pages name it, rows of padding write there, and
 kernels that read ahead of the sequence find finite numbers.
@@ -37,6 +39,10 @@ class KvPool:
         rows, head_dim = pages * structure.num_key_value_heads, structure.head_dim
         self.k: list[Array] = [device.zeros((rows * PAGE_SIZE, head_dim), dtype) for _ in range(layers)]
         self.v: list[Array] = [device.zeros((rows * head_dim, PAGE_SIZE), dtype) for _ in range(layers)]
+        self.scales: list[tuple[Array, Array] | None] = [None] * layers
+        if dtype == "int8":
+            shape = (rows, PAGE_SIZE)
+            self.scales = [(device.zeros(shape, "float32"), device.zeros(shape, "float32")) for _ in range(layers)]
         self.pages = pages
         self._free = list(range(pages - 1, SCRATCH_PAGE, -1))
 
@@ -45,7 +51,8 @@ class KvPool:
         return len(self._free) * PAGE_SIZE
 
     def clear_scratch(self, device: Device) -> None:
-        for array in (*self.k, *self.v):
+        scales = [array for pair in self.scales if pair for array in pair]
+        for array in (*self.k, *self.v, *scales):
             device.clear(array[: len(array) // self.pages])
 
     def take(self, count: int) -> list[int]:

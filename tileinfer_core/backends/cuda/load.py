@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tileinfer_core.backends.cuda import buffers as buf
 from tileinfer_core.backends.cuda.loader import allocate, load_weights, random_weights, storage_dtype
 from tileinfer_core.backends.cuda.memory import plan_memory
-from tileinfer_core.backends.cuda.plan import refuse_unsupported
+from tileinfer_core.backends.cuda.plan import refuse_formats, refuse_unsupported
 from tileinfer_core.backends.cuda.runner import CudaRunner
 from tileinfer_core.backends.cuda.warmup import KernelWarmup
 
@@ -28,8 +28,11 @@ def load_runner(
     context: int | None,
     on_progress: OnProgress,
     prefill_chunk: int = PREFILL_CHUNK,
+    kv: str = "bf16",
 ) -> CudaRunner:
     """`files` None fills the weights with noise, to time a shape. `context` None: the model's own, cut to what fits.
+
+    `kv` "int8" keeps keys and values in INT8; "bf16" in the weights' half-precision type.
 
     Raises:
         UnsupportedModelError: shapes that the kernels don't take.
@@ -37,6 +40,7 @@ def load_runner(
         BackendError: the compiler failed, or the device did.
     """
     refuse_unsupported(model.structure)
+    refuse_formats(model)
     half = "bfloat16" if files is None else storage_dtype(files)
     chunk = buf.padded_rows(min(prefill_chunk, context or model.config.max_context))
 
@@ -48,10 +52,11 @@ def load_runner(
         asked=context,
         free=device.memory().free,
         item=buf.item_bytes(half),
+        kv_item=1 if kv == "int8" else None,
         buffer_bytes=lambda tokens: buf.buffer_bytes(specs(tokens)),
     )
     arrays = allocate(model, device, half)
-    runner = CudaRunner(model, device, arrays, memory=memory, specs=specs(memory.context), half=half)
+    runner = CudaRunner(model, device, arrays, memory=memory, specs=specs(memory.context), half=half, kv=kv)
     warmup = KernelWarmup(runner.plans, runner.bucket_ends, device, runner.buffers["length"], runner.prefill_chunk)
     warmup.start()
     try:

@@ -17,6 +17,7 @@ import numpy as np
 
 from tileinfer_core.dtypes import BFLOAT16
 from tileinfer_core.errors import DamagedModelError, ModelError, UnsupportedModelError
+from tileinfer_core.models.structure import scale_name
 from tileinfer_core.models.xielu import AS_TRAINED, BETA, EPSILON, read_xielu
 from tileinfer_core.progress import ProgressEvent
 
@@ -33,21 +34,27 @@ if TYPE_CHECKING:
 STAGE_BYTES = 64 << 20
 READERS = 4
 READ_BYTES = 16 << 20  # what one thread reads at once: few turns at Python's lock while kernels compile beside it
-INTERLEAVED = ("gate_up_proj.weight", "gate_up_proj.bias")
+INTERLEAVED = ("gate_up_proj.weight", "gate_up_proj.weight_scale", "gate_up_proj.bias")
 TASK = "load weights"
+INT8_WIDTH = 32  # steps that a standard deviation of a trained weight has, in noise
 
 
 def storage_dtype(files: WeightFiles) -> str:
-    """The half-precision type that holds most of the weights' bytes; bfloat16 for float32 files."""
+    """The half-precision type that holds most of the weights' bytes; bfloat16 for float32 files. INT8 has no say."""
     share: dict[str, int] = {}
     for name in files.names:
         info = files.info(name)
-        share[info.dtype] = share.get(info.dtype, 0) + info.bytes
+        if not name.endswith(scale_name("weight")):
+            share[info.dtype] = share.get(info.dtype, 0) + info.bytes
     return "float16" if share.get("float16", 0) > share.get("bfloat16", 0) + share.get("float32", 0) else "bfloat16"
 
 
 def target_dtype(parameter: Parameter, dtype: str) -> str:
-    """Matrices and biases are read in half precision, norm weights in float32: they cost nothing."""
+    """Matrices and biases are read in half precision or INT8, norm weights and scales in float32: they cost nothing."""
+    if parameter.int8 is not None:
+        return "int8"
+    if parameter.is_scale:
+        return "float32"
     is_norm = len(parameter.shape) == 1 and not parameter.name.endswith(".bias")
     return "float32" if is_norm else dtype
 
@@ -209,19 +216,30 @@ def random_weights(model: ModelDefinition, arrays: Mapping[str, Array], device: 
     """
     rng = np.random.default_rng(seed)
     noise = rng.standard_normal(4 << 20, np.float32)
-    half = next(str(a.dtype) for a in arrays.values() if len(a.shape) == 2)
-    stage = device.pinned((noise.size,), half)
-    stage[:] = (noise * 0.02).astype(stage.dtype)
+    stages: dict[str, HostArray] = {}
     for parameter in model.parameters:
         array = arrays[parameter.name]
         if parameter.form == "xielu":
             device.copy_in(array, np.array(AS_TRAINED, np.float32))
             continue
-        if str(array.dtype) != half:
-            device.copy_in(array, (1 + 0.1 * rng.standard_normal(array.shape)).astype(np.float32))
+        kind = str(array.dtype)
+        if kind == "float32":
+            width = 0.02 / INT8_WIDTH if parameter.is_scale else 1.0
+            device.copy_in(array, (width * (1 + 0.1 * rng.standard_normal(array.shape))).astype(np.float32))
             continue
+        if kind not in stages:
+            stages[kind] = device.pinned((noise.size,), kind)
+            stages[kind][:] = _noise_as(noise, kind)
         flat = array.reshape(-1)
-        for at in range(0, flat.size, stage.size):
-            part = flat[at : at + stage.size]
-            device.copy_in(part, stage[: part.size])
+        for at in range(0, flat.size, noise.size):
+            part = flat[at : at + noise.size]
+            device.copy_in(part, stages[kind][: part.size])
     device.synchronize()
+
+
+def _noise_as(noise: HostArray, kind: str) -> HostArray:
+    """As wide as weights are: 0.02, or INT8_WIDTH steps of INT8."""
+    values: HostArray = noise * 0.02
+    if kind == "int8":
+        values = np.clip(np.rint(noise * INT8_WIDTH), -127, 127)
+    return values.astype(_numpy_dtype(kind))

@@ -1,7 +1,8 @@
 """What fits on the device, decided from the config and the free memory before a byte is loaded.
 
     weights   every array of the model in the type that the kernels read
-    KV        2 * layers * key/value heads * head dimension * item size a token, in pages of 64 tokens
+    KV        2 * layers * key/value heads * head dimension * item size a token, in pages of 64 tokens; in INT8 a byte
+              an item and a float32 for each key and value
     buffers   what the steps work in: fixed, however long the sequence gets, but for the rope tables and the block table
     headroom  CUDA's own: kernel code, captured graphs
 
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tileinfer_core.models.decoder import ModelDefinition
+    from tileinfer_core.models.structure import Parameter
 
 HEADROOM = 384 << 20
+SCALE_BYTES = 4
 SMALLEST_CONTEXT = 256  # a model that has room for less is of no use
 
 
@@ -45,12 +48,19 @@ class MemoryPlan:
 
 
 def weight_bytes(model: ModelDefinition, item: int) -> int:
-    """Norms are 1-D and small; every array is counted at `item` bytes an element, padded to 512 bytes."""
-    return sum(-(-math.prod(parameter.shape) * item // 512) * 512 for parameter in model.parameters)
+    """Every array at its size padded to 512 bytes: INT8 a byte an element, scales four, the rest `item`."""
+    return sum(-(-math.prod(p.shape) * _bytes_each(p, item) // 512) * 512 for p in model.parameters)
+
+
+def _bytes_each(parameter: Parameter, item: int) -> int:
+    return 1 if parameter.int8 is not None else 4 if parameter.is_scale else item
 
 
 def kv_bytes_per_token(model: ModelDefinition, item: int) -> int:
-    return 2 * model.config.num_hidden_layers * model.structure.kv_size * item
+    """`item` bytes an element; 1 is INT8, which has a scale for each key and value."""
+    scale = SCALE_BYTES if item == 1 else 0
+    heads, size = model.structure.num_key_value_heads, model.structure.head_dim
+    return 2 * model.config.num_hidden_layers * heads * (size * item + scale)
 
 
 def pages_for(context: int) -> int:
@@ -64,12 +74,14 @@ def plan_memory(
     asked: int | None,
     free: int,
     item: int,
+    kv_item: int | None = None,
     buffer_bytes: Callable[[int], int],
     headroom: int = HEADROOM,
 ) -> MemoryPlan:
     """The plan for `asked` tokens of context, or for as many as the model has and the device holds.
 
-    `buffer_bytes` gives the steps' buffers for a context.
+    `item` is the size of a half-precision weight, `kv_item` of a number in the cache (None: the same); `buffer_bytes`
+    gives the steps' buffers for a context.
 
     Raises:
         OutOfMemoryError: with the bytes needed and free, and the largest context that fits.
@@ -77,7 +89,7 @@ def plan_memory(
 
     def plan(context: int) -> MemoryPlan:
         pages = pages_for(context)
-        kv = pages * PAGE_SIZE * kv_bytes_per_token(model, item)
+        kv = pages * PAGE_SIZE * kv_bytes_per_token(model, kv_item or item)
         return MemoryPlan(context, pages, weight_bytes(model, item), kv, buffer_bytes(context), headroom, free)
 
     wanted = plan(asked or model.config.max_context)

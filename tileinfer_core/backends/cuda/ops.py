@@ -7,6 +7,9 @@ chunk, one with "row" the one token of a decode step, whose arrays are the named
     o_sums, down_sums                     partial sums of residual², by the product that wrote the stream last
 
 The norm is folded into the products: a product writes `scaled` and its sums, the next one divides by the root of them.
+
+A weight is a pair: its array, and its scales where it is INT8 or None where it is half precision. The pair alone says
+which kernel reads it.
 """
 
 from __future__ import annotations
@@ -17,8 +20,19 @@ from kernels import configs
 from kernels.argmax import SampleOutputs
 from kernels.attention_decode import attention_config, attention_decode, context_bucket, workspace_floats
 from kernels.attention_prefill import AttentionPrefillConfig, attention_prefill
+from kernels.dequantise import dequantise
+from kernels.digits import token_digits
 from kernels.embedding import embedding, embedding_decode
+from kernels.int8_scales import LOAD
 from kernels.linear import linear, linear_norm, linear_residual, linear_swiglu, linear_xielu, square_slots
+from kernels.linear_int8 import (
+    int8_square_slots,
+    linear_int8,
+    linear_int8_norm,
+    linear_int8_residual,
+    linear_int8_swiglu,
+    linear_int8_xielu,
+)
 from kernels.linear_prefill import (
     LinearPrefillConfig,
     linear_prefill,
@@ -26,6 +40,13 @@ from kernels.linear_prefill import (
     linear_prefill_swiglu,
     linear_prefill_xielu,
 )
+from kernels.linear_prefill_digits import (
+    linear_prefill_digits,
+    linear_prefill_digits_residual,
+    linear_prefill_digits_swiglu,
+    linear_prefill_digits_xielu,
+)
+from kernels.linear_prefill_int8 import linear_prefill_int8_residual
 from kernels.norm import rms_norm
 from kernels.rope import qk_norm_rope_kv
 from kernels.sampling import SampleConfig, SampleWorkspace, sample, sample_workspace_shapes
@@ -39,10 +60,14 @@ if TYPE_CHECKING:
     from tileinfer_core.models.structure import LayerStructure
 
     Buffers = Mapping[str, Array]
+    Weight = tuple[Array, Array]  # values, scales or None
+    # keys, values, block table, and for an INT8 cache the scales of keys and values
+    Pages = tuple[Array, Array, Array, tuple[Array, Array] | None]
 
 Config = TypeVar("Config")
 MAX_GROUP = 8  # query heads of a key/value head: the columns of one matrix product
 SIZE_STEP = 8  # elements of a 16-byte load
+INT8_STEP = LOAD
 _SAMPLE_ARRAYS = ("adjusted", "run_maxima", "partials", "won_values", "won_ids", "sorted_values", "sorted_ids")
 
 
@@ -51,10 +76,17 @@ def workspace_specs(model: ModelDefinition, arch: str, context: int) -> dict[str
     s, vocab = model.structure, model.config.vocab_size
     shapes = sample_workspace_shapes(vocab, configured(SampleConfig, "sample", arch, vocab=vocab))
     specs = {f"sample_{name}": spec for name, spec in shapes.items()}
-    specs["o_sums"] = ((1, square_slots(arch, s.hidden_size, s.q_size)), "float32")
-    specs["down_sums"] = ((1, square_slots(arch, s.hidden_size, s.intermediate_size)), "float32")
+    specs["o_sums"] = ((1, _slots(model, "o_proj", arch, s.q_size)), "float32")
+    specs["down_sums"] = ((1, _slots(model, "down_proj", arch, s.intermediate_size)), "float32")
     specs["attention_floats"] = ((_attention_floats(s, arch, context),), "float32")
     return specs
+
+
+def _slots(model: ModelDefinition, product: str, arch: str, columns: int) -> int:
+    int8, rows = model.int8(product, 0), model.structure.hidden_size
+    if int8 is None:
+        return square_slots(arch, rows, columns)
+    return int8_square_slots(arch, rows, columns, int8.group_size)
 
 
 def _attention_floats(s: LayerStructure, arch: str, context: int) -> int:
@@ -104,99 +136,143 @@ class Ops:
 
     # -- a prefill chunk of T tokens
 
-    def embed_rows(self, ids: Array, table: Array, x: Array) -> None:
+    def embed_rows(self, ids: Array, table: Weight, x: Array) -> None:
         """x [T, D] float32."""
-        embedding(self._launcher, ids, table, x)
+        embedding(self._launcher, ids, table[0], x, scale=table[1])
 
     def norm_rows(self, x: Array, gain: Array, y: Array) -> None:
         """y [T, D] half = RMSNorm(x)."""
         rms_norm(self._launcher, x, as_row(gain), y, eps=self._s.rms_norm_eps)
 
-    def linear_rows(self, x: Array, w: Array, bias: Array, y: Array) -> None:
+    def linear_rows(self, x: Array, w: Weight, bias: Array, y: Array, b: Buffers) -> None:
         """y [T, N] half."""
-        linear_prefill(self._launcher, x, w, y, config=self._product("", x, w), bias=bias)
+        self._product("", (linear_prefill, linear_prefill_digits), (x, w, bias), y, b)
 
-    def add_linear_rows(self, x: Array, w: Array, bias: Array, stream: Array) -> None:
+    def add_linear_rows(self, x: Array, w: Weight, bias: Array, stream: Array, b: Buffers) -> None:
         """stream [T, N] float32 += x · wᵀ."""
-        linear_prefill_residual(self._launcher, x, w, stream, config=self._product("_residual", x, w), bias=bias)
+        self._product("_residual", (linear_prefill_residual, linear_prefill_digits_residual), (x, w, bias), stream, b)
 
-    def swiglu_rows(self, x: Array, w: Array, bias: Array, y: Array) -> None:
+    def swiglu_rows(self, x: Array, w: Weight, bias: Array, y: Array, b: Buffers) -> None:
         """y [T, F] half."""
-        linear_prefill_swiglu(self._launcher, x, w, y, config=self._product("_swiglu", x, w), bias=bias)
+        self._product("_swiglu", (linear_prefill_swiglu, linear_prefill_digits_swiglu), (x, w, bias), y, b)
 
-    def xielu_rows(self, x: Array, w: Array, numbers: Array, y: Array) -> None:
+    def xielu_rows(self, x: Array, w: Weight, numbers: Array, y: Array, b: Buffers) -> None:
         """y [T, F] half = xIELU(x · wᵀ) by a layer's [α_p, α_n, β, ε]."""
-        config = self._product("_xielu", x, w)
-        linear_prefill_xielu(self._launcher, x, w, numbers[:2], y, config=config)
+        self._product("_xielu", (linear_prefill_xielu, linear_prefill_digits_xielu), (x, w, None), y, b, numbers[:2])
 
-    def _product(self, form: str, x: Array, w: Array) -> LinearPrefillConfig:
-        (tokens, k), n = x.shape, w.shape[0]
-        return self._configured(LinearPrefillConfig, f"linear_prefill{form}", tokens=tokens, n=n, k=k)
+    def all_logits(self, x: Array, w: Weight, out: Array) -> None:
+        """out [T, V] float32 += x · wᵀ, of few rows: INT8 weights become half precision inside the product."""
+        values, scale = w
+        family = "linear_prefill_residual" if scale is None else "linear_prefill_int8_residual"
+        config = self._product_config(family, x, values)
+        if scale is None:
+            linear_prefill_residual(self._launcher, x, values, out, config=config)
+        else:
+            linear_prefill_int8_residual(self._launcher, x, values, scale, out, config=config)
+
+    def _product(
+        self, form: str, ops: tuple[Any, Any], inputs: tuple[Array, Weight, Array], y: Array, b: Buffers, *more: Array
+    ) -> None:
+        """In half precision, with weights in groups widened first; or in digits, with one scale a row."""
+        x, (values, scale), bias = inputs
+        into = (*more, y)
+        if scale is not None and scale.shape[1] == 1:
+            rows, k = x.shape
+            digits, scales = b["rows_digits"][: 2 * rows * k].reshape(2 * rows, k), b["rows_digit_scales"][:rows]
+            token_digits(self._launcher, x, digits, scales)
+            config = self._product_config(f"linear_prefill_digits{form}", x, values)
+            ops[1](self._launcher, digits, scales, values, scale, *into, config=config, bias=bias)
+            return
+        if scale is not None:
+            wide = b["rows_weight"][: values.shape[0] * values.shape[1]].reshape(values.shape)
+            dequantise(self._launcher, values, scale, wide)
+            values = wide
+        config = self._product_config(f"linear_prefill{form}", x, values)
+        ops[0](self._launcher, x, values, *into, config=config, bias=bias)
+
+    def _product_config(self, family: str, x: Array, w: Array) -> LinearPrefillConfig:
+        return self._configured(LinearPrefillConfig, family, tokens=x.shape[0], n=w.shape[0], k=x.shape[1])
 
     def _configured(self, kind: type[Config], family: str, **shape: int) -> Config:
         return configured(kind, family, self._launcher.arch, **shape)
 
-    def rope_rows(self, qkv: Array, norms: tuple[Array, Array], b: Buffers, pages: tuple[Array, ...], q: Array) -> None:
-        """Rotated queries to q [T, H·d], keys and values to the pages (k, v, block table)."""
-        k, v, table = pages
+    def rope_rows(self, qkv: Array, norms: tuple[Array, Array], b: Buffers, pages: Pages, q: Array) -> None:
+        """Rotated queries to q [T, H·d], keys and values to the pages."""
+        k, v, table, scales = pages
         q_norm, k_norm = map(as_row, norms)
         place = (b["cos"], b["sin"], b["start"], table)
         eps = self._s.rms_norm_eps
-        qk_norm_rope_kv(self._launcher, qkv, q_norm, k_norm, *place, q, k, v, **self._heads, eps=eps)
+        qk_norm_rope_kv(self._launcher, qkv, q_norm, k_norm, *place, q, k, v, **self._heads, eps=eps, scales=scales)
 
-    def attend_rows(self, q: Array, pages: tuple[Array, ...], start: Array, out: Array) -> None:
+    def attend_rows(self, q: Array, pages: Pages, start: Array, out: Array) -> None:
         """out [T, H·d]."""
-        k, v, table = pages
-        config = self._configured(AttentionPrefillConfig, "attention_prefill", head_dim=self._s.head_dim)
-        attention_prefill(self._launcher, q, k, v, table, start, out, config=config, **self._heads)
+        k, v, table, scales = pages
+        family = "attention_prefill" if scales is None else "attention_prefill_int8"
+        config = self._configured(AttentionPrefillConfig, family, head_dim=self._s.head_dim)
+        attention_prefill(self._launcher, q, k, v, table, start, out, config=config, **self._heads, scales=scales)
 
     # -- one token
 
-    def head_row(self, gain: Array, w: Array, b: Buffers) -> None:
+    def head_row(self, gain: Array, w: Weight, b: Buffers) -> None:
         """The logits from `residual`, without folding: prefill leaves no sums."""
         self.norm_rows(b["residual"], gain, b["scaled"])
-        linear(self._launcher, b["scaled"], w, b["logits"])
+        values, scale = w
+        if scale is None:
+            linear(self._launcher, b["scaled"], values, b["logits"])
+        else:
+            linear_int8(self._launcher, b["scaled"], values, scale, b["logits"])
 
-    def embed_row(self, table: Array, gain: Array, b: Buffers) -> None:
-        args = (b["sampled"], table, as_row(gain), b["residual"], b["scaled"], b["down_sums"])
-        embedding_decode(self._launcher, *args)
+    def embed_row(self, table: Weight, gain: Array, b: Buffers) -> None:
+        args = (b["sampled"], table[0], as_row(gain), b["residual"], b["scaled"], b["down_sums"])
+        embedding_decode(self._launcher, *args, scale=table[1])
 
-    def qkv_row(self, w: Array, bias: Array, b: Buffers) -> None:
-        self._normed(linear_norm, w, b["down_sums"], b["qkv"], b, bias=as_row(bias))
+    def qkv_row(self, w: Weight, bias: Array, b: Buffers) -> None:
+        self._normed((linear_norm, linear_int8_norm), w, b["down_sums"], b["qkv"], b, bias=as_row(bias))
 
-    def swiglu_row(self, w: Array, bias: Array, b: Buffers) -> None:
-        self._normed(linear_swiglu, w, b["o_sums"], b["act"], b, bias=as_row(bias))
+    def swiglu_row(self, w: Weight, bias: Array, b: Buffers) -> None:
+        self._normed((linear_swiglu, linear_int8_swiglu), w, b["o_sums"], b["act"], b, bias=as_row(bias))
 
-    def xielu_row(self, w: Array, numbers: Array, b: Buffers) -> None:
+    def xielu_row(self, w: Weight, numbers: Array, b: Buffers) -> None:
         """β and ε are the kernel's constants; the loader has checked them."""
-        sums, eps = b["o_sums"], self._s.rms_norm_eps
-        linear_xielu(self._launcher, b["scaled"], sums, w, numbers[:2], b["act"], eps=eps)
+        self._normed((linear_xielu, linear_int8_xielu), w, b["o_sums"], b["act"], b, numbers[:2])
 
-    def logits_row(self, w: Array, b: Buffers) -> None:
-        self._normed(linear_norm, w, b["down_sums"], b["logits"], b)
+    def logits_row(self, w: Weight, b: Buffers) -> None:
+        self._normed((linear_norm, linear_int8_norm), w, b["down_sums"], b["logits"], b)
 
-    def _normed(self, op: Any, w: Array, sums: Array, y: Array, b: Buffers, **more: Any) -> None:
-        op(self._launcher, b["scaled"], sums, w, y, eps=self._s.rms_norm_eps, **more)
+    def _normed(
+        self, ops: tuple[Any, Any], w: Weight, sums: Array, y: Array, b: Buffers, *alphas: Array, **more: Any
+    ) -> None:
+        values, scale = w
+        eps = self._s.rms_norm_eps
+        if scale is None:
+            ops[0](self._launcher, b["scaled"], sums, values, *alphas, y, eps=eps, **more)
+        else:
+            ops[1](self._launcher, b["scaled"], sums, values, scale, *alphas, y, eps=eps, **more)
 
-    def o_row(self, w: Array, bias: Array, gain: Array, b: Buffers) -> None:
-        self._add("attention", "o_sums", (w, bias, gain), b)
+    def o_row(self, w: Weight, bias: Array, gain: Array, b: Buffers) -> None:
+        self._add("attention", "o_sums", w, (bias, gain), b)
 
-    def down_row(self, w: Array, bias: Array, gain: Array, b: Buffers) -> None:
-        self._add("act", "down_sums", (w, bias, gain), b)
+    def down_row(self, w: Weight, bias: Array, gain: Array, b: Buffers) -> None:
+        self._add("act", "down_sums", w, (bias, gain), b)
 
-    def _add(self, source: str, sums: str, weights: tuple[Array, Array, Array], b: Buffers) -> None:
+    def _add(self, source: str, sums: str, w: Weight, vectors: tuple[Array, Array], b: Buffers) -> None:
         """residual += x · wᵀ (+ bias), and what the norm after it needs."""
-        w, bias, gain = weights
+        (values, scale), (bias, gain) = w, vectors
         into = (b["residual"], as_row(gain), b["scaled"], b[sums])
-        linear_residual(self._launcher, b[source], w, *into, bias=as_row(bias))
+        if scale is None:
+            linear_residual(self._launcher, b[source], values, *into, bias=as_row(bias))
+        else:
+            linear_int8_residual(self._launcher, b[source], values, scale, *into, bias=as_row(bias))
 
-    def attend_row(self, norms: tuple[Array, Array], pages: tuple[Array, ...], context: int, b: Buffers) -> None:
+    def attend_row(self, norms: tuple[Array, Array], pages: Pages, context: int, b: Buffers) -> None:
         """Also writes this token's key and value. `context`: the longest sequence that the step serves."""
-        k, v, table = pages
+        k, v, table, scales = pages
         q_norm, k_norm = map(as_row, norms)
         place = (b["cos"], b["sin"], k, v, table, b["length"], b["attention_floats"])
-        out, eps = b["attention"], self._s.rms_norm_eps
-        attention_decode(self._launcher, b["qkv"], q_norm, k_norm, *place, out, **self._heads, context=context, eps=eps)
+        attention_decode(
+            self._launcher, b["qkv"], q_norm, k_norm, *place, b["attention"], **self._heads, context=context,
+            eps=self._s.rms_norm_eps, scales=scales,
+        )  # fmt: skip
 
     def sample(self, b: Buffers) -> None:
         """An id from the logits by the settings on the device; greedy is temperature 0, in the same launches."""

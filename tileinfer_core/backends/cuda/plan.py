@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kernels.int8_scales import supported_group
 from kernels.specs import RecordingLauncher
 from tileinfer_core.backends.cuda import ops
 from tileinfer_core.errors import UnsupportedModelError
@@ -40,6 +41,23 @@ def refuse_unsupported(structure: LayerStructure) -> None:
     for name, size in (("hidden_size", structure.hidden_size), ("intermediate_size", structure.intermediate_size)):
         if size % ops.SIZE_STEP:
             raise _unsupported(f"{name} {size}", f"multiples of {ops.SIZE_STEP}")
+
+
+def refuse_formats(model: ModelDefinition) -> None:
+    """Raises UnsupportedModelError for INT8 weights that the kernels don't take."""
+    for parameter in model.parameters:
+        if parameter.int8 is None:
+            continue
+        columns, size = parameter.shape[1], parameter.int8.group_size
+        if columns % ops.INT8_STEP:
+            raise _unsupported(f"INT8 rows of {columns} columns ({parameter.name})", f"multiples of {ops.INT8_STEP}")
+        if not supported_group(size):
+            raise _unsupported(f"INT8 in groups of {size} ({parameter.name})", "powers of two from 16 up")
+    for product in ("o_proj", "down_proj"):  # their blocks' sums of squares have one place for all layers
+        formats = {model.int8(product, layer) for layer in range(model.config.num_hidden_layers)}
+        if len(formats) > 1:
+            found = ", ".join(sorted(str(int8 or "half precision") for int8 in formats))
+            raise _unsupported(f"a {product} that is {found} by the layer", "one format for all layers")
 
 
 def _unsupported(what: str, supported: str) -> UnsupportedModelError:
@@ -79,8 +97,8 @@ class Plans:
         """The device's, of the sequence in work."""
         return self._table
 
-    def _pages(self, index: int) -> tuple[Array, Array, Array]:
-        return self._pool.k[index], self._pool.v[index], self._table
+    def _pages(self, index: int) -> ops.Pages:
+        return self._pool.k[index], self._pool.v[index], self._table, self._pool.scales[index]
 
     def _ops(self) -> ops.Ops:
         return ops.Ops(RecordingLauncher(self._arch, pdl=self._pdl), self._structure)
@@ -91,7 +109,7 @@ class Plans:
         """`layers` cuts the plan short, for a look at its kernels: all layers are alike."""
         o, b, w = self._ops(), self._b, self._weights
         x = b["rows_residual"][:rows]  # [T, D]
-        o.embed_rows(b["token_ids"][:rows], w.embedding, x)
+        o.embed_rows(b["token_ids"][:rows], (w.embedding, w.embedding_scale), x)
         for index, layer in enumerate(w.layers[:layers]):
             self._prefill_layer(o, layer, index, x)
         return o.records
@@ -102,30 +120,31 @@ class Plans:
         attention, act = b["rows_attention"][:rows], b["rows_act"][:rows]
         pages = self._pages(index)
         o.norm_rows(x, w.input_norm, normed)
-        o.linear_rows(normed, w.qkv, w.qkv_bias, qkv)
+        o.linear_rows(normed, (w.qkv, w.qkv_scale), w.qkv_bias, qkv, b)
         o.rope_rows(qkv, (w.q_norm, w.k_norm), b, pages, q)
         o.attend_rows(q, pages, b["start"], attention)
-        o.add_linear_rows(attention, w.o, w.o_bias, x)
+        o.add_linear_rows(attention, (w.o, w.o_scale), w.o_bias, x, b)
         o.norm_rows(x, w.post_norm, normed)
+        gate_up = w.gate_up, w.gate_up_scale
         if w.xielu is None:
-            o.swiglu_rows(normed, w.gate_up, w.gate_up_bias, act)
+            o.swiglu_rows(normed, gate_up, w.gate_up_bias, act, b)
         else:
-            o.xielu_rows(normed, w.gate_up, w.xielu, act)
-        o.add_linear_rows(act, w.down, w.down_bias, x)
+            o.xielu_rows(normed, gate_up, w.xielu, act, b)
+        o.add_linear_rows(act, (w.down, w.down_scale), w.down_bias, x, b)
 
     def all_logits(self, first: int, rows: int, out: Array) -> list[Recorded]:
         """out [rows, V] float32, zeroed before, after rows `first` … of the last chunk."""
         o, b, w = self._ops(), self._b, self._weights
         normed = b["rows_normed"][first : first + rows]
         o.norm_rows(b["rows_residual"][first : first + rows], w.norm, normed)
-        o.add_linear_rows(normed, w.lm_head, None, out)
+        o.all_logits(normed, (w.lm_head, w.lm_head_scale), out)
         return o.records
 
     # -- decode
 
     def head(self) -> list[Recorded]:
         o, b, w = self._ops(), self._b, self._weights
-        o.head_row(w.norm, w.lm_head, b)
+        o.head_row(w.norm, (w.lm_head, w.lm_head_scale), b)
         return o.records
 
     def sample(self) -> list[Recorded]:
@@ -138,16 +157,16 @@ class Plans:
         o, b, w = self._ops(), self._b, self._weights
         here = w.layers[:layers]
         norms = [layer.input_norm for layer in here[1:]] + [w.norm]
-        o.embed_row(w.embedding, w.layers[0].input_norm, b)
+        o.embed_row((w.embedding, w.embedding_scale), w.layers[0].input_norm, b)
         for index, (layer, next_norm) in enumerate(zip(here, norms, strict=True)):
-            o.qkv_row(layer.qkv, layer.qkv_bias, b)
+            o.qkv_row((layer.qkv, layer.qkv_scale), layer.qkv_bias, b)
             o.attend_row((layer.q_norm, layer.k_norm), self._pages(index), context, b)
-            o.o_row(layer.o, layer.o_bias, layer.post_norm, b)
+            o.o_row((layer.o, layer.o_scale), layer.o_bias, layer.post_norm, b)
             if layer.xielu is None:
-                o.swiglu_row(layer.gate_up, layer.gate_up_bias, b)
+                o.swiglu_row((layer.gate_up, layer.gate_up_scale), layer.gate_up_bias, b)
             else:
-                o.xielu_row(layer.gate_up, layer.xielu, b)
-            o.down_row(layer.down, layer.down_bias, next_norm, b)
-        o.logits_row(w.lm_head, b)
+                o.xielu_row((layer.gate_up, layer.gate_up_scale), layer.xielu, b)
+            o.down_row((layer.down, layer.down_scale), layer.down_bias, next_norm, b)
+        o.logits_row((w.lm_head, w.lm_head_scale), b)
         o.sample(b)
         return o.records

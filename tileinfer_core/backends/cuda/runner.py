@@ -56,6 +56,7 @@ class CudaRunner:
         memory: MemoryPlan,
         specs: Mapping[str, buf.Spec],
         half: str,
+        kv: str = "bf16",
     ) -> None:
         self.device = device
         self.memory = memory
@@ -63,8 +64,9 @@ class CudaRunner:
         self.compile_s = 0.0
         self.device_name = device.name
         self.weight_bytes = sum(int(array.nbytes) for array in arrays.values())
-        self.kv_bytes_per_token = kv_bytes_per_token(model, buf.item_bytes(half))
-        self.pool = KvPool(device, model.structure, model.config.num_hidden_layers, memory.pages, half)
+        self.kv_bytes_per_token = kv_bytes_per_token(model, 1 if kv == "int8" else buf.item_bytes(half))
+        kept = "int8" if kv == "int8" else half
+        self.pool = KvPool(device, model.structure, model.config.num_hidden_layers, memory.pages, kept)
         self.buffers = buf.allocate_buffers(device, specs)
         buf.fill_rope_tables(device, model.structure, self.buffers)
         self.prefill_chunk: int = self.buffers["token_ids"].shape[0]
@@ -76,7 +78,8 @@ class CudaRunner:
         self.graphs = GraphCache(device)
         # the longest sequence of each decode step's graph
         self.bucket_ends = ops.bucket_ends(model.structure, device.arch, memory.context)
-        self.carveout = step_carveout(device.arch, model.structure.hidden_size)
+        int8 = model.int8("gate_up_proj", 0) is not None
+        self.carveout = step_carveout(device.arch, model.structure.hidden_size, int8=int8)
         self._vocab: int = model.config.vocab_size
         self._sampling = SamplingState(device, self.buffers, self._vocab)
         self._chunks = _ChunkInputs(device, self.buffers)

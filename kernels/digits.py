@@ -1,0 +1,71 @@
+"""Rows of activations as two int8 digits each, for the INT8 products of a prefill chunk.
+
+    x[t] ≈ s[t] · (128 hi[t] + lo[t]),   s[t] = max |x[t]| / 16,256
+
+15 bits of the largest number of a token, where half precision has 8 or 11 of each. Digits lie as the rows of the tensor
+cores want them, so that a token's two sums meet in one thread: eight rows of hi, then the eight rows of lo of the same
+tokens.
+
+Refuses: rows that a 16-byte load does not divide, tokens that are no multiple of 8.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import cuda.tile as ct
+
+from kernels.int8_dot import LARGEST, two_digits
+from kernels.launch import check_array
+from kernels.notation import HALF, ZERO, Bool, Int
+from kernels.specs import ArraySpec
+
+if TYPE_CHECKING:
+    from kernels.launch import Launcher
+    from kernels.shapes import ModelShape
+
+TOGETHER = 8  # tokens whose digits alternate
+
+
+@ct.kernel
+def digits_kernel(x, digits, scales, K: Int, PDL: Bool):
+    """digits[t // 8, 0, t % 8] = hi, digits[t // 8, 1, t % 8] = lo of x[t] / scales[t].
+
+    x [T, columns] half, digits [T / 8, 2, 8, columns] int8, scales [T, 1] float32. Grid: T blocks of one token. K: the
+    columns up to a power of two. float32, rounded to the nearest digit pair; a row of zeros has a scale above zero.
+    Rows hang over: zeros in, nothing out.
+    """
+    t = ct.bid(0)
+    if PDL:
+        ct.grid_dependency_control_launch_dependents()
+        ct.grid_dependency_control_wait()
+    row = ct.load(x, index=(t, 0), shape=(1, K), padding_mode=ZERO, allow_tma=False).astype(ct.float32)
+    top = ct.maximum(ct.max(ct.abs(row), axis=1, keepdims=True), 1e-30)
+    hi, lo = two_digits(row * (LARGEST / top))
+    group, place = t // TOGETHER, t % TOGETHER
+    ct.store(digits, index=(group, 0, place, 0), tile=hi.astype(ct.int8).reshape((1, 1, 1, K)), allow_tma=False)
+    ct.store(digits, index=(group, 1, place, 0), tile=lo.astype(ct.int8).reshape((1, 1, 1, K)), allow_tma=False)
+    ct.store(scales, index=(t, 0), tile=top * (1.0 / LARGEST), allow_tma=False, check_bounds=False)
+
+
+def token_digits(launcher: Launcher, x: Any, digits: Any, scales: Any) -> None:
+    """digits [2 T, K] int8 and scales [T, 1] float32 of x [T, K] half; T a multiple of 8.
+
+    Raises:
+        ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernel reads.
+    """
+    op = "token_digits"
+    check_array(f"{op}: x", x, (None, None), *HALF, align=16)
+    tokens, k = (int(n) for n in x.shape)
+    if tokens % TOGETHER or k % 16:
+        raise ValueError(f"{op}: x has {tokens} tokens of {k} columns, expected multiples of {TOGETHER} and 16")
+    check_array(f"{op}: digits", digits, (2 * tokens, k), "int8", align=16)
+    check_array(f"{op}: scales", scales, (tokens, 1), "float32", align=16)
+    rows = digits.reshape(tokens // TOGETHER, 2, TOGETHER, k)
+    launcher(digits_kernel, (tokens, 1, 1), (x, rows, scales, 1 << (k - 1).bit_length(), launcher.pdl))
+
+
+def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
+    """The inputs of a chunk's products."""
+    for k in {model.hidden, model.attention_width, model.ffn}:
+        token_digits(launcher, ArraySpec((512, k), dtype), ArraySpec((1024, k), "int8"), ArraySpec((512, 1), "float32"))

@@ -1,0 +1,320 @@
+"""Times a decode step's kernels with INT8 weights on a GPU, in CUDA graphs, beside BF16 in the same run.
+
+    python3 tests/bench/int8_chain.py Qwen3-0.6B Qwen3-4B      # without embedding and sampling: BF16, INT8, groups
+    python3 tests/bench/int8_chain.py --scan Qwen3-4B           # each product's tiles in the whole chain
+    python3 tests/bench/int8_chain.py --carveouts Qwen3-4B      # the step under several shared-memory carve-outs
+    python3 tests/bench/int8_chain.py --attention               # attention + merge, INT8 and BF16 keys and values
+
+Needs what decode_chain.py needs. Weights are random bytes, every layer has its own. "Roofline" is the weights' bytes
+over the copy ceiling.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+import cupy as cp
+import numpy as np
+
+from kernels.attention_decode import attention_config, attention_decode, workspace_floats
+from kernels.carveout import step_carveout
+from kernels.compile import CompileError, compile_all
+from kernels.int8_dot import Int8Config, linear_int8_config
+from kernels.linear import linear_norm
+from kernels.linear_int8 import (
+    int8_square_slots,
+    linear_int8_norm,
+    linear_int8_residual,
+    linear_int8_swiglu,
+    linear_int8_xielu,
+)
+from kernels.shapes import MODELS, ModelShape
+from kernels.specs import RecordingLauncher
+from tests.bench.decode_chain import (
+    ARCH,
+    BF16,
+    CONTEXT,
+    EPS,
+    LAUNCHER,
+    Chain,
+    ceilings,
+    graph_us,
+    noise,
+    rope_tables,
+)  # fmt: skip
+
+FAMILIES = {"qkv": "linear_int8_norm", "o": "linear_int8_residual", "down": "linear_int8_residual"}
+FAMILIES |= {"lm_head": "linear_int8_norm"}
+
+
+def random_bytes(*shape: int) -> Any:
+    """int8 -127 … 127, repeated from 64 Mi numbers."""
+    pattern = cp.random.randint(-127, 128, (1 << 26,), dtype=cp.int8)
+    out = cp.empty(shape, dtype=cp.int8)
+    flat = out.reshape(-1)
+    for at in range(0, flat.size, pattern.size):
+        flat[at : at + pattern.size] = pattern[: min(pattern.size, flat.size - at)]
+    return out
+
+
+class Int8Chain:
+    """Weights, caches and buffers of one model's INT8 decode step. `head` half leaves the output product in BF16."""
+
+    def __init__(self, m: ModelShape, group: int | None = None, *, head: str = "int8") -> None:
+        self.m, self.group, self.overrides = m, group, dict[str, Int8Config]()
+        self.layers = [[self._weight(*m.products[p]) for p in ("qkv", "o", "up", "down")] for _ in range(m.layers)]
+        self.half_head = head != "int8"
+        self.lm_head = (noise(*m.products["lm_head"]), None) if self.half_head else self._weight(*m.products["lm_head"])
+        self.nbytes = sum(w.nbytes for layer in self.layers for w, _ in layer) + self.lm_head[0].nbytes
+        pages = -(-CONTEXT // 64)
+        size = pages * m.kv_heads * 64 * m.head_dim
+        self.pools = [
+            (noise(size, scale=1).reshape(-1, m.head_dim), noise(size, scale=1).reshape(-1, 64)) for _ in self.layers
+        ]
+        self.table = cp.zeros(16, dtype=cp.int32)
+        self.table[:pages] = cp.arange(pages)
+        self.length = cp.asarray([CONTEXT], dtype=cp.int32)
+        self.cos, self.sin = rope_tables(CONTEXT, m.head_dim)
+        self.head_gain = cp.ones((1, m.head_dim), dtype=BF16) if m.qk_norm else None
+        self.gain, self.alphas = cp.ones((1, m.hidden), dtype=BF16), cp.asarray([0.8, 1.3], dtype=cp.float32)
+        self.qkv, self.x, self.act = (cp.zeros((1, n), dtype=BF16) for n in (m.qkv_rows, m.attention_width, m.ffn))
+        self.stream = cp.full((1, m.hidden), 0.01, dtype=cp.float32)
+        self.normed = cp.full((1, m.hidden), 0.01, dtype=BF16)
+        self.logits = cp.zeros((1, m.vocab), dtype=cp.float32)
+        self.sums = {p: cp.full((1, self.slots(p)), 1e-3, dtype=cp.float32) for p in ("o", "down")}
+        config = attention_config(ARCH, m.kv_heads, CONTEXT)
+        self.space = cp.zeros(workspace_floats(config, m.heads, m.kv_heads, m.head_dim), dtype=cp.float32)
+
+    def _weight(self, n: int, k: int) -> tuple[Any, Any]:
+        return random_bytes(n, k), cp.full((n, k // (self.group or k)), k**-0.5 / 74, dtype=cp.float32)
+
+    def slots(self, product: str) -> int:
+        """Of the square sums, for the tiles in use now."""
+        n, k = self.m.products[product]
+        config = self.overrides.get(product)
+        if config is None:
+            return int8_square_slots(ARCH, n, k, self.group)
+        return max(4, 1 << (-(-n // config.tile_n) - 1).bit_length())
+
+    def config(self, product: str) -> Int8Config:
+        family = FAMILIES.get(product, f"linear_int8_{self.m.activation}")
+        return self.overrides.get(product) or linear_int8_config(ARCH, *self.m.products[product], self.group, family)
+
+    def use(self, product: str, config: Int8Config) -> None:
+        self.overrides[product] = config
+        if product in self.sums:
+            self.sums[product] = cp.full((1, self.slots(product)), 1e-3, dtype=cp.float32)
+
+    def step(self, go: Any = LAUNCHER, *, attention: bool, layers: int | None = None) -> None:
+        m, c = self.m, self.overrides.get
+        o, down = self.sums["o"], self.sums["down"]
+        for (wq, wo, wu, wd), (k_pool, v_pool) in list(zip(self.layers, self.pools, strict=True))[:layers]:
+            linear_int8_norm(go, self.normed, down, *wq, self.qkv, eps=EPS, config=c("qkv"))
+            if attention:
+                attention_decode(
+                    go, self.qkv, self.head_gain, self.head_gain, self.cos, self.sin, k_pool, v_pool, self.table,
+                    self.length, self.space, self.x, kv_heads=m.kv_heads, head_dim=m.head_dim, context=CONTEXT,
+                )  # fmt: skip
+            linear_int8_residual(go, self.x, *wo, self.stream, self.gain, self.normed, o, config=c("o"))
+            if m.activation == "swiglu":
+                linear_int8_swiglu(go, self.normed, o, *wu, self.act, eps=EPS, config=c("up"))
+            else:
+                linear_int8_xielu(go, self.normed, o, *wu, self.alphas, self.act, eps=EPS, config=c("up"))
+            linear_int8_residual(go, self.act, *wd, self.stream, self.gain, self.normed, down, config=c("down"))
+        if self.half_head:
+            linear_norm(go, self.normed, down, self.lm_head[0], self.logits, eps=EPS)
+        else:
+            linear_int8_norm(go, self.normed, down, *self.lm_head, self.logits, eps=EPS, config=c("lm_head"))
+
+
+# (rows, columns of a tile, occupancy) for the rows form, and for the digits form, by K; others take the rule
+TRIALS: dict[int, tuple[list[tuple[int, int, int | None]], list[tuple[int, int, int | None]]]] = {
+    1024: (
+        [(16, 256, None), (16, 256, 4), (32, 256, 3), (16, 512, 4), (32, 512, 3), (8, 256, 6)],
+        [(16, 128, None), (16, 64, None), (8, 64, None), (8, 128, None)],
+    ),
+    2048: (
+        [(8, 256, 4), (8, 512, 4), (4, 512, 5), (16, 512, 3)],
+        [(16, 128, None), (8, 64, None), (8, 128, None), (4, 32, None)],
+    ),
+    2560: (
+        [(8, 256, 4), (8, 256, 5), (8, 512, 4), (8, 512, 3), (16, 512, 3)],
+        [(16, 128, None), (16, 128, 3), (8, 64, None), (8, 64, 4), (8, 64, 6)],
+    ),
+    3072: (
+        [(4, 512, 5), (8, 512, 4), (8, 256, 4), (4, 1024, 4)],
+        [(16, 128, None), (8, 64, None), (8, 128, None), (4, 64, None)],
+    ),
+    4096: (
+        [(8, 256, 3), (8, 512, 3), (8, 512, 4), (4, 512, 4), (8, 2048, 3), (16, 512, 2)],
+        [(16, 128, None), (16, 128, 2), (8, 128, None), (8, 64, None), (8, 64, 4), (4, 64, None)],
+    ),
+    9728: ([(4, 512, 3), (2, 512, 4), (2, 512, 6), (1, 512, 6), (2, 256, 5)], [(4, 32, None), (4, 32, 3)]),
+    12288: (
+        [(4, 512, 2), (2, 512, 4), (2, 1024, 4), (1, 2048, None), (2, 2048, 3), (4, 1024, 2)],
+        [(4, 64, None), (4, 32, None), (4, 32, 3)],
+    ),
+}
+
+
+def trials(k: int) -> list[Int8Config]:
+    rows, digits = TRIALS.get(k, ([], []))
+    return [Int8Config(*tile) for tile in rows] + [Int8Config(*tile, form="digits") for tile in digits]
+
+
+def compile_ahead(chain: Int8Chain, wanted: list[tuple[str, Int8Config]]) -> None:
+    """Everything that the trials launch, on all cores."""
+    recorder = RecordingLauncher(ARCH, pdl=LAUNCHER.pdl)
+    chain.step(recorder, attention=True, layers=1)
+    for product, config in wanted:
+        before = chain.config(product)
+        chain.use(product, config)
+        chain.step(recorder, attention=False, layers=1)
+        chain.use(product, before)
+    for result in compile_all(recorder.records, ARCH, workers=os.cpu_count() or 2):
+        if isinstance(result, CompileError):
+            print(str(result)[:200], flush=True)
+
+
+def scan(name: str) -> None:
+    """Each product's tile in the whole chain without attention, the best one kept."""
+    chain = Int8Chain(MODELS[name])
+    wanted = [(p, c) for p in ("up", "down", "qkv", "o", "lm_head") for c in trials(MODELS[name].products[p][1])]
+    compile_ahead(chain, wanted)
+    best = graph_us(lambda: chain.step(attention=False))
+    print(f"{name} before: {best:.1f} us", flush=True)
+    for product, config in wanted:
+        best = _try(chain, name, product, config, best)
+    print(f"{name} best: {best:.1f} us, {chain.overrides}", flush=True)
+    for percent in (None, 0, 4, 8, 14, 28, 43, 58):
+        us = graph_us(lambda: chain.step(attention=True), percent)
+        print(f"{name} best with attention, carve-out {percent}: {us:.1f} us", flush=True)
+
+
+def _try(chain: Int8Chain, name: str, product: str, config: Int8Config, best: float) -> float:
+    before = chain.config(product)
+    chain.use(product, config)
+    try:
+        us = graph_us(lambda: chain.step(attention=False))
+    except Exception as error:
+        print(f"{name} {product} {config}: {str(error)[:100]}", flush=True)
+        us = float("inf")
+    print(
+        f"{name} {product:8s} {config.form:6s} {config.tile_n:3d} x {config.tile_k:5d} "
+        f"occupancy {config.occupancy}: {us:8.1f} us",
+        flush=True,
+    )
+    if us < best - 0.5:
+        return us
+    chain.use(product, before)
+    return best
+
+
+def bench(name: str, ceiling: dict[str, float]) -> None:
+    m = MODELS[name]
+    _show_half(name, step_carveout(ARCH, m.hidden), ceiling)
+    carveout = step_carveout(ARCH, m.hidden, int8=True)
+    for label, group, head in (
+        ("INT8, a scale a row", None, "int8"),
+        ("INT8, groups of 128", 128, "int8"),
+        ("INT8, BF16 head", None, "half"),
+    ):
+        cp.get_default_memory_pool().free_all_blocks()
+        chain = Int8Chain(m, group, head=head)
+        compile_ahead(chain, [])
+        _show(name, [(label, chain.nbytes, lambda a, c=chain: c.step(attention=a))], carveout, ceiling)
+        del chain
+
+
+def _show_half(name: str, carveout: int | None, ceiling: dict[str, float]) -> None:
+    chain = Chain(MODELS[name])
+    _show(name, [("BF16", chain.nbytes, lambda a: chain.fused(attention=a))], carveout, ceiling)
+
+
+def _show(name: str, forms: list[Any], carveout: int | None, ceiling: dict[str, float]) -> None:
+    for label, nbytes, step in forms:
+        for what, attention, cut in (
+            ("no attention", False, None),
+            ("attention", True, None),
+            ("attention, carve-out", True, carveout),
+        ):
+            us = graph_us(lambda a=attention, s=step: s(a), cut)
+            share = 100 * nbytes / us / 1e3 / ceiling["copy"]
+            print(
+                f"{name:14s} {label:22s} {what:22s} {us:8.1f} us {share:5.1f} % of roofline {1e6 / us:6.0f} tok/s",
+                flush=True,
+            )
+
+
+def carveouts(name: str) -> None:
+    chain = Int8Chain(MODELS[name])
+    compile_ahead(chain, [])
+    for percent in (None, 0, 4, 8, 14, 28, 43, 58):
+        without, whole = (graph_us(lambda a=a: chain.step(attention=a), percent) for a in (False, True))
+        print(
+            f"{name:14s} carve-out {percent!s:5s} {without:8.1f} us without attention, {whole:8.1f} us with it",
+            flush=True,
+        )
+
+
+def attention(ceiling: dict[str, float]) -> None:
+    """Attention and merge alone, 32 query and 8 key/value heads of 128."""
+    for context in (512, 1024, 2048, 4096, 8192, 32768):
+        for int8, item in ((False, 2 * 128), (True, 128 + 4)):
+            us = _attention_us(context, int8=int8)
+            share = 100 * 2 * context * 8 * item / us / 1e3 / ceiling["read"]
+            name = "INT8" if int8 else "BF16"
+            print(f"attention, {context:6d} positions, {name} {us:7.2f} us {share:5.1f} % of read ceiling", flush=True)
+            cp.get_default_memory_pool().free_all_blocks()
+
+
+def _attention_us(context: int, *, int8: bool) -> float:
+    """Over enough layers to leave the L2, four rounds."""
+    heads, kv, d, pages = 32, 8, 128, context // 64
+    layers = max(2, min(32, 200_000_000 // (4 * context * kv * d) + 1))
+    table = cp.asarray(np.random.default_rng(0).permutation(-(-pages // 16) * 16) % pages, dtype=cp.int32)
+    cos, sin = rope_tables(context, d)
+    length, gain = cp.asarray([context], dtype=cp.int32), cp.ones((1, d), dtype=BF16)
+    qkv, out = noise(1, (heads + 2 * kv) * d, scale=1), cp.zeros((1, heads * d), dtype=BF16)
+    make = random_bytes if int8 else noise
+    pools = [(make(pages * kv * 64, d), make(pages * kv * d, 64)) for _ in range(layers)]
+    scales = tuple(cp.full((pages * kv, 64), 0.03, dtype=cp.float32) for _ in range(2)) if int8 else None
+    form = attention_config(ARCH, kv, context, int8=int8)
+    space = cp.zeros(workspace_floats(form, heads, kv, d), dtype=cp.float32)
+
+    def step() -> None:
+        for k_pool, v_pool in pools * 4:
+            attention_decode(
+                LAUNCHER, qkv, gain, gain, cos, sin, k_pool, v_pool, table, length, space, out, kv_heads=kv, head_dim=d,
+                context=context, scales=scales,
+            )  # fmt: skip
+
+    return graph_us(step) / 4 / layers
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", choices=[[], *MODELS], help="names from kernels/shapes.py")
+    parser.add_argument("--scan", action="store_true")
+    parser.add_argument("--carveouts", action="store_true")
+    parser.add_argument("--attention", action="store_true")
+    args = parser.parse_args()
+    ceiling = ceilings()
+    print(f"{ARCH}: copy {ceiling['copy']:.0f} GB/s, read {ceiling['read']:.0f} GB/s", flush=True)
+    if args.attention:
+        attention(ceiling)
+    for name in args.models:
+        cp.get_default_memory_pool().free_all_blocks()
+        if args.scan:
+            scan(name)
+        elif args.carveouts:
+            carveouts(name)
+        else:
+            bench(name, ceiling)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

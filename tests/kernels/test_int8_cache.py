@@ -1,0 +1,150 @@
+"""The INT8 cache: written by prefill and decode, read by both attentions, against float64 on the same bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernels.attention_decode import AttentionConfig, attention_config, attention_decode, workspace_floats
+from kernels.attention_prefill import AttentionPrefillConfig, attention_prefill
+from kernels.configs import config
+from kernels.rope import qk_norm_rope_kv
+from tests.reference import attention_prefill as prefill_reference
+from tests.reference import decode
+from tests.reference.int8 import cached_int8, pools_of_int8, quantised_rows
+from tests.reference.random_arrays import normal
+from tests.reference.tolerance import assert_close
+
+HEADS = [(9, 3, 64), (4, 2, 128), (14, 2, 64), (16, 2, 128)]
+STEP = 1.5 / 127  # of a row's largest number: one step, and half a one for a half-precision input that fell otherwise
+
+
+def table_of(n: int, seed: int = 1) -> tuple[np.ndarray, int]:
+    """A shuffled block table of at least 16 entries, and the pool's pages."""
+    pages = -(-n // 64) + 3
+    table = np.zeros(-(-max(pages, 8) // 16) * 16, np.int32)
+    table[: pages - 3] = np.random.default_rng(seed).permutation(pages)[: pages - 3]
+    return table, pages
+
+
+def run_decode(machine: Any, heads: int, kv_heads: int, d: int, n: int, config: AttentionConfig, dtype: str) -> None:
+    table, pages = table_of(n)
+    pools, scales, keys, values = pools_of_int8(
+        *(normal((n - 1, kv_heads, d), dtype, seed=s) for s in (1, 2)), table, pages
+    )
+    qkv = normal((1, (heads + 2 * kv_heads) * d), dtype, seed=3)
+    gains = [normal((1, d), "float32", seed=s, scale=0.2) + np.float32(1) for s in (4, 5)]
+    cos, sin = decode.rope_tables(max(n, 8), d)
+    rows, at = qkv.reshape(1, -1, d), (cos[n - 1 :][:1], sin[n - 1 :][:1])
+    k_new, v_new = decode.rotated(rows[:, heads : heads + kv_heads], gains[1], *at), rows[:, heads + kv_heads :]
+    out, space = (
+        machine.empty((1, heads * d), dtype),
+        machine.empty(workspace_floats(config, heads, kv_heads, d), "float32"),
+    )
+    on_machine = [machine.array(a) for a in (*pools, *scales)]
+    attention_decode(
+        machine.launcher, machine.array(qkv), *(machine.array(g) for g in gains), machine.array(cos),
+        machine.array(sin), *on_machine[:2], machine.array(table), machine.array(np.array([n], np.int32)), space, out,
+        kv_heads=kv_heads, head_dim=d, context=n, scales=tuple(on_machine[2:]), config=config,
+    )  # fmt: skip
+    after = [machine.host(a) for a in on_machine]
+    k_after, v_after = cached_int8(tuple(after[:2]), tuple(after[2:]), table, kv_heads, n)
+    np.testing.assert_array_equal(k_after[:-1], keys)
+    np.testing.assert_array_equal(v_after[:-1], values)
+    assert np.abs(k_after[-1] - k_new[0]).max() < STEP * np.abs(k_new).max()
+    q_v, s_v = quantised_rows(v_new)
+    np.testing.assert_allclose(v_after[-1:], q_v * s_v[..., None].astype(np.float64), rtol=1e-6)
+    q = decode.rotated(rows[:, :heads], gains[0], *at)[0]
+    assert_close(machine.host(out), decode.attention(q, k_after, v_after).reshape(1, -1))
+
+
+@pytest.mark.parametrize("n", [1, 2, 64, 65, 449])
+@pytest.mark.parametrize("form", [AttentionConfig("page", 8), AttentionConfig("loop", 4, 4)], ids=["page", "loop"])
+def test_decode_contexts(machine: Any, n: int, form: AttentionConfig) -> None:
+    run_decode(machine, 4, 2, 64, n, form, "bfloat16")
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "d"), HEADS)
+@pytest.mark.parametrize("form", [AttentionConfig("page", 8), AttentionConfig("loop", 4, 4)], ids=["page", "loop"])
+def test_decode_heads(machine: Any, heads: int, kv_heads: int, d: int, form: AttentionConfig) -> None:
+    run_decode(machine, heads, kv_heads, d, 150, form, "float16" if d == 64 else "bfloat16")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [512, 1021, 4097, 32768])
+def test_decode_at_full_size(machine: Any, n: int) -> None:
+    if not machine.on_gpu:
+        pytest.skip("too large for the interpreter")
+    run_decode(machine, 32, 8, 128, n, attention_config(machine.arch, 8, n, int8=True), "bfloat16")
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "d"), [(9, 3, 64), (4, 2, 128), (14, 2, 64)])
+@pytest.mark.parametrize("ahead", [True, False], ids=["ahead", "in turn"])
+@pytest.mark.parametrize(("start", "tokens"), [(0, 65), (63, 2), (100, 131)])
+def test_prefill_attention(
+    machine: Any, heads: int, kv_heads: int, d: int, ahead: bool, start: int, tokens: int
+) -> None:
+    tiles = AttentionPrefillConfig(tile_q=64, ahead=ahead)
+    run_prefill(machine, heads, kv_heads, d, start, tokens, tiles)
+
+
+def run_prefill(
+    machine: Any, heads: int, kv_heads: int, d: int, start: int, tokens: int, tiles: AttentionPrefillConfig
+) -> None:
+    n = start + tokens
+    table, pages = table_of(n)
+    pools, scales, keys, values = pools_of_int8(
+        *(normal((n, kv_heads, d), "bfloat16", seed=s) for s in (1, 2)), table, pages
+    )
+    q = normal((tokens, heads * d), "bfloat16", seed=3)
+    out = machine.empty(q.shape, "bfloat16")
+    arrays = [machine.array(a) for a in (q, *pools, table, np.array([start], np.int32))]
+    attention_prefill(
+        machine.launcher, *arrays, out, kv_heads=kv_heads, head_dim=d, config=tiles,
+        scales=tuple(machine.array(s) for s in scales),
+    )  # fmt: skip
+    want = prefill_reference.attention(q.reshape(tokens, heads, d), keys, values, start, d**-0.5)
+    assert_close(machine.host(out).reshape(want.shape), want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("heads", "kv_heads", "d"), [(32, 8, 128), (9, 3, 64)])
+def test_prefill_with_configured_tiles(machine: Any, heads: int, kv_heads: int, d: int) -> None:
+    if not machine.on_gpu:
+        pytest.skip("needs a GPU")
+    tiles = AttentionPrefillConfig(**config("attention_prefill_int8", machine.arch, head_dim=d))
+    run_prefill(machine, heads, kv_heads, d, 1021, 300, tiles)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "d"), [(9, 3, 64), (4, 2, 128)])
+@pytest.mark.parametrize(("start", "tokens"), [(0, 1), (0, 64), (63, 2), (60, 70), (100, 17)])
+def test_prefill_writes(machine: Any, heads: int, kv_heads: int, d: int, start: int, tokens: int) -> None:
+    qkv = normal((tokens, (heads + 2 * kv_heads) * d), "bfloat16", seed=1)
+    qkv[0, heads * d :] = 0  # the first token's keys and values: rows of zeros
+    gains = [normal((1, d), "bfloat16", seed=s) for s in (2, 3)] if d == 128 else [None, None]
+    n = start + tokens
+    cos, sin = decode.rope_tables(n + 3, d)
+    table, pages = table_of(n)
+    old = [normal((start, kv_heads, d), "bfloat16", seed=s) for s in (4, 5)]
+    pools, scales, old_keys, old_values = pools_of_int8(*old, table, pages)
+    on_machine = [machine.array(a) for a in (*pools, *scales)]
+    queries = machine.empty((tokens, heads * d), "bfloat16")
+    qk_norm_rope_kv(
+        machine.launcher, machine.array(qkv), *(None if g is None else machine.array(g) for g in gains),
+        machine.array(cos), machine.array(sin), machine.array(np.array([start], np.int32)), machine.array(table),
+        queries, *on_machine[:2], kv_heads=kv_heads, head_dim=d, scales=tuple(on_machine[2:]),
+    )  # fmt: skip
+    after = [machine.host(a) for a in on_machine]
+    keys, values = cached_int8(tuple(after[:2]), tuple(after[2:]), table, kv_heads, n)
+    np.testing.assert_array_equal(keys[:start], old_keys)
+    np.testing.assert_array_equal(values[:start], old_values)
+    rows = qkv.reshape(tokens, -1, d)
+    want = decode.rotated(rows[:, heads : heads + kv_heads], gains[1], cos[start:n], sin[start:n])
+    top = np.abs(want).max(-1, keepdims=True)
+    assert (np.abs(keys[start:] - want) <= STEP * top).all()
+    q_v, s_v = quantised_rows(rows[:, heads + kv_heads :])
+    np.testing.assert_allclose(values[start:], q_v * s_v[..., None].astype(np.float64), rtol=1e-6)
+    assert not keys[start].any()
+    assert not values[start].any()

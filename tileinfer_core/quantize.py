@@ -1,0 +1,362 @@
+"""Makes an INT8 model folder from an unquantised one, tensor by tensor, in the layout that quantization.py reads.
+
+Memory stays below two of the largest tensor, whatever the model's size: plain rounding reads and writes some rows at a
+time. Calibration (calibrate.py) holds one layer and the sums over its inputs besides.
+
+The folder is made under a temporary name and takes its own in one step, its manifest written last: a run that is killed
+leaves nothing that a command would load, and the next one starts clean.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tileinfer_core.backends.numpy_weights import widen_bfloat16, widen_float16
+from tileinfer_core.backends.select import choose_backend
+from tileinfer_core.calibrate import Calibration
+from tileinfer_core.compensate import round_compensated
+from tileinfer_core.config import ModelConfig
+from tileinfer_core.errors import DamagedModelError, DiskError, ModelError, UnsupportedModelError, UsageError
+from tileinfer_core.files import PARTIAL, disk_errors, free_bytes, fresh_folder, publish, remove_tree, write_atomic
+from tileinfer_core.int8 import from_int8, scales_of, to_int8
+from tileinfer_core.jsonfile import read_json_object
+from tileinfer_core.manifest import MANIFEST_NAME, Manifest, record_of
+from tileinfer_core.models.decoder import EMBEDDING, LM_HEAD
+from tileinfer_core.models.define import define_from_files
+from tileinfer_core.models.structure import scale_name
+from tileinfer_core.progress import OnProgress, ProgressEvent
+from tileinfer_core.pull_plan import exclusive, lock_path
+from tileinfer_core.quantize_recipe import Recipe, quantization_config
+from tileinfer_core.receipt import RECEIPT_NAME, Receipt, TensorError, measure_quality
+from tileinfer_core.safetensors_writer import SHARD_BYTES, ShardWriter, Target
+from tileinfer_core.weights import WeightFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tileinfer_core.models.decoder import ModelDefinition
+    from tileinfer_core.quantization import Int8
+    from tileinfer_core.receipt import Quality, QualityOptions
+    from tileinfer_core.store import ModelFolder
+    from tileinfer_core.weights import TensorInfo
+
+    Float32Array = np.ndarray[Any, np.dtype[np.float32]]
+
+TASK = "quantize"
+PIECE = 1 << 21  # elements at a time: 8 MiB of float32, and the temporaries of rounding them
+_REST_BYTES = 64 << 20  # tokenizer.json and the other small files, generously
+_COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "*.md", "LICENSE*")
+_SOURCE_KIND = "int8"
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One stored tensor of the source, and what becomes of it."""
+
+    name: str
+    info: TensorInfo
+    parameter: str
+    int8: Int8 | None
+    tied: bool
+
+    def targets(self) -> list[Target]:
+        """What is written. A tied head has no weights of its own, but Transformers wants its scales by its name."""
+        if self.int8 is None:
+            return [Target(self.name, self.info.dtype, self.info.shape)]
+        rows, columns = self.info.shape
+        scales = Target(scale_name(self.name), "bfloat16", (rows, self.int8.groups(columns)))
+        again = [replace(scales, name=scale_name(LM_HEAD))] if self.tied else []
+        return [Target(self.name, "int8", self.info.shape), scales, *again]
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizePlan:
+    """All of a run, before it starts. `complete`: the target is there already, made of this source by this recipe."""
+
+    source: ModelFolder
+    target: Path
+    name: str
+    recipe: Recipe
+    model: ModelDefinition
+    parts: tuple[_Part, ...]
+    bytes_before: int
+    bytes_after: int
+    free_bytes: int
+    calibration: str | None
+    kv: str | None
+    complete: bool
+
+    @property
+    def disk_bytes(self) -> int:
+        return 0 if self.complete else self.bytes_after + _REST_BYTES
+
+    def check_room(self) -> None:
+        """Raises DiskError with both numbers."""
+        if self.disk_bytes > self.free_bytes:
+            raise DiskError(
+                f"{self.name} needs {self.disk_bytes:,} bytes in {self.target.parent}, free are {self.free_bytes:,}",
+                hint="free some space, or name a folder on a larger disk: tileinfer quantize MODEL DEST",
+            )
+
+
+def plan_quantize(
+    source: ModelFolder,
+    target: Path,
+    name: str,
+    recipe: Recipe,
+    *,
+    calibration: str | None = None,
+    kv: str | None = None,
+    force: bool = False,
+) -> QuantizePlan:
+    """What a run would do. Everything that can be refused without reading weights is refused here.
+
+    `calibration` is a text: weights are then rounded so that errors on its inputs cancel (compensate.py). With `kv`
+    "int8" the folder asks for INT8 keys and values, which the user's own setting overrides.
+
+    Raises:
+        UnsupportedModelError: a model that is quantised already, or that TileInfer does not run.
+        ModelError: tensors missing, unknown, or of another shape than the config says, by name.
+        UsageError: a group size that does not divide, or a folder at `target` that this command has not made.
+    """
+    config = load_unquantised(source)
+    files = WeightFiles.open(source.path)
+    model, _ = define_from_files(config, files)
+    parts = tuple(_parts(model, files, recipe))
+    return QuantizePlan(
+        source=source,
+        target=target,
+        name=name,
+        recipe=recipe,
+        model=model,
+        parts=parts,
+        bytes_before=sum(part.info.bytes for part in parts),
+        bytes_after=sum(tensor.bytes for part in parts for tensor in part.targets()),
+        free_bytes=free_bytes(target),
+        calibration=calibration,
+        kv=kv,
+        complete=_is_made(target, _origin(source, recipe, calibration, kv), force=force),
+    )
+
+
+def load_unquantised(source: ModelFolder) -> ModelConfig:
+    """The config of a model that can be quantised.
+
+    Raises:
+        UnsupportedModelError: it is quantised already, or TileInfer does not run it.
+    """
+    config = ModelConfig.load(source.path)
+    if config.quantization is not None:
+        formats = sorted({str(int8) for _, int8 in config.quantization.rules})
+        raise UnsupportedModelError(
+            f"{source.name} is quantised already: INT8, {' and '.join(formats)}",
+            hint="quantise the model that it was made of",
+        )
+    return config
+
+
+def _parts(model: ModelDefinition, files: WeightFiles, recipe: Recipe) -> Iterator[_Part]:
+    """In the order in which they are written: the layers first, since calibration knows the head's inputs last."""
+    for parameter in sorted(model.parameters, key=lambda parameter: ".layers." not in parameter.name):
+        for spec in parameter.parts:
+            if spec.optional and spec.name not in files.names:
+                continue
+            info = files.info(spec.name)
+            is_matrix = len(info.shape) == 2
+            int8 = recipe.of(spec.name.removesuffix(".weight"), info.shape[1]) if is_matrix else None
+            yield _Part(spec.name, info, parameter.name, int8, model.tied and parameter.name == EMBEDDING)
+
+
+def _origin(source: ModelFolder, recipe: Recipe, calibration: str | None, kv: str | None) -> dict[str, Any]:
+    """The manifest's `source`. The weights of the same files by the same recipe are the same."""
+    manifest = Manifest.load(source.path)
+    weights = (
+        {path: r.sha256 for path, r in manifest.files.items() if path.endswith("safetensors")} if manifest else None
+    )
+    return {
+        "kind": _SOURCE_KIND,
+        "model": source.name,
+        "weights": weights,
+        "recipe": recipe.name,
+        "calibration": hashlib.sha256(calibration.encode()).hexdigest() if calibration is not None else None,
+        "kv": kv,
+    }
+
+
+def _is_made(target: Path, origin: dict[str, Any], *, force: bool) -> bool:
+    """Whether `target` is what the run would make. Raises UsageError where it must not be replaced."""
+    if not target.exists() and not target.is_symlink():
+        return False
+    try:
+        manifest = Manifest.load(target)
+    except ModelError:
+        manifest = None
+    if manifest is None or manifest.source.get("kind") != _SOURCE_KIND:
+        raise UsageError(f"{target} exists and is not a model that `quantize` has made; name another folder")
+    same = dict(manifest.source) == origin and origin["weights"] is not None
+    if same and not force:
+        return True
+    if not force:
+        raise UsageError(f"{target} exists, made by: {manifest.source.get('recipe')}", hint="--force makes it again")
+    return False
+
+
+def execute_quantize(plan: QuantizePlan, quality: QualityOptions | None, on_progress: OnProgress) -> Receipt:
+    """Write the folder, measure it (unless `quality` is None), give it its name.
+
+    Raises:
+        DamagedModelError: weights that are not finite, by tensor; a source that shrinks while it is read.
+        DiskError: no room, not writable.
+        BackendUnavailableError: the backend to measure on, if it was asked for by name.
+        TileinferError: another process works on the same folder.
+    """
+    plan.check_room()
+    if quality is not None:
+        choose_backend(quality.backend)  # one that was asked for and is not there is said before the work
+    with exclusive(plan.target, plan.name):
+        partial = fresh_folder(plan.target.with_name(plan.target.name + PARTIAL))
+        try:
+            with disk_errors(partial):
+                _copy_small_files(plan, partial)
+                errors = _write_weights(plan, partial, on_progress)
+                define_from_files(ModelConfig.load(partial), WeightFiles.open(partial))
+            receipt = _receipt(plan, errors, measure_quality(plan.source.path, partial, quality, on_progress))
+            write_atomic(partial / RECEIPT_NAME, json.dumps(receipt.as_dict(), indent=2, ensure_ascii=False) + "\n")
+            with disk_errors(partial):
+                records = {path.name: record_of(path) for path in sorted(partial.iterdir())}
+            origin = _origin(plan.source, plan.recipe, plan.calibration, plan.kv)
+            Manifest(plan.name, origin, plan.source.revision, records).write(partial)
+            publish(partial, plan.target)
+        except BaseException:
+            remove_tree(partial)
+            raise
+        finally:
+            lock_path(plan.target).unlink(missing_ok=True)  # it may lie among the user's own folders
+    return receipt
+
+
+def _copy_small_files(plan: QuantizePlan, partial: Path) -> None:
+    """Tokenizer, template and generation settings as they are; config.json with what is quantised."""
+    left_out = {MANIFEST_NAME, RECEIPT_NAME, "config.json", "model.safetensors.index.json"}
+    for pattern in _COPIED:
+        for path in sorted(plan.source.path.glob(pattern)):
+            if path.is_file() and path.name not in left_out:
+                shutil.copyfile(path, partial / path.name)
+    config = read_json_object(plan.source.path / "config.json")
+    config.setdefault("dtype", config.get("torch_dtype", "bfloat16"))
+    formats = {part.name.removesuffix(".weight"): part.int8 for part in plan.parts if part.int8}
+    if plan.model.tied:
+        formats["lm_head"] = next(part.int8 for part in plan.parts if part.tied and part.int8)
+    config["quantization_config"] = quantization_config(formats)
+    config["tie_word_embeddings"] = plan.model.tied
+    if plan.kv:
+        config["tileinfer"] = {"kv": plan.kv}
+    write_atomic(partial / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+
+
+def _write_weights(plan: QuantizePlan, partial: Path, on_progress: OnProgress) -> list[TensorError]:
+    calibration = None
+    if plan.calibration is not None:
+        calibration = Calibration(plan.source.path, plan.model, plan.calibration)
+    errors, done = [], 0
+    with ShardWriter(partial, [t for part in plan.parts for t in part.targets()], SHARD_BYTES) as writer:
+        on_progress(ProgressEvent(TASK, 0, plan.bytes_before, "bytes"))
+        for part in plan.parts:
+            for error, count in _write_part(part, writer, calibration):
+                if error:
+                    errors.append(error)
+                done += count
+                on_progress(ProgressEvent(TASK, done, plan.bytes_before, "bytes"))
+    return errors
+
+
+def _write_part(
+    part: _Part, writer: ShardWriter, calibration: Calibration | None
+) -> Iterator[tuple[TensorError | None, int]]:
+    """Writes one tensor; yields its error at the end, and the bytes read as it goes."""
+    if part.int8 is None:
+        for raw, values in _blocks(part.info, part.name):
+            del values
+            writer.write(raw)
+            yield None, raw.nbytes
+        return
+    factor = calibration.factor(part.parameter) if calibration else None
+    scales, squares, wrong = [], 0.0, 0.0
+    for raw, values in _blocks(part.info, part.name, whole=factor is not None):
+        scale = scales_of(values, part.int8.group_size)
+        q = round_compensated(values, scale, factor) if factor else to_int8(values, scale)
+        writer.write(q)
+        scales.append(scale)
+        squares += float(np.vdot(values, values))
+        difference = from_int8(q, scale)
+        difference -= values
+        wrong += float(np.vdot(difference, difference))
+        yield None, raw.nbytes
+    for scale in scales * (2 if part.tied else 1):
+        writer.write(scale)
+    yield TensorError(part.name, str(part.int8), (wrong / squares) ** 0.5 if squares else 0.0), 0
+
+
+def _blocks(info: TensorInfo, name: str, *, whole: bool = False) -> Iterator[tuple[Any, Float32Array]]:
+    """(stored bytes, float32 rows) of a tensor, some rows at a time, or all of them. Nothing is mapped.
+
+    Raises:
+        DamagedModelError: values that are not finite.
+    """
+    rows = info.shape[0] if info.shape else 1
+    columns = max(1, int(np.prod(info.shape)) // max(1, rows))
+    row_bytes = info.bytes // max(1, rows)
+    step = rows if whole else max(1, PIECE // columns)
+    with info.file.open("rb", buffering=0) as file:
+        file.seek(info.offset)
+        for first in range(0, rows, step):
+            count = min(step, rows - first)
+            raw = np.empty(count * row_bytes, np.uint8)
+            _fill(file, raw, info.file)
+            values = _float32(raw, info.dtype).reshape(count, columns)
+            if not np.isfinite(values.max()) or not np.isfinite(values.min()):
+                raise DamagedModelError(f"{info.file}: the tensor {name} has values that are not finite")
+            yield raw, values
+
+
+def _fill(file: Any, raw: Any, path: Path) -> None:
+    view = raw.data
+    while view:
+        count = file.readinto(view)
+        if not count:
+            raise DamagedModelError(f"{path}: cut off while it was read: {len(view)} more bytes expected")
+        view = view[count:]
+
+
+def _float32(raw: Any, dtype: str) -> Float32Array:
+    if dtype == "float32":
+        return raw.view(np.float32)  # type: ignore[no-any-return]
+    out = np.empty(len(raw) // 2, np.float32)
+    if dtype == "bfloat16":
+        widen_bfloat16(raw.view(np.uint16), out)
+    else:
+        widen_float16(raw.view(np.int16), out)
+    return out
+
+
+def _receipt(plan: QuantizePlan, errors: list[TensorError], quality: Quality | str) -> Receipt:
+    weights = sum(int(np.prod(part.info.shape)) for part in plan.parts)
+    return Receipt(
+        model=plan.source.name,
+        revision=plan.source.revision,
+        recipe=plan.recipe.name,
+        calibrated=plan.calibration is not None,
+        bytes_before=plan.bytes_before,
+        bytes_after=plan.bytes_after,
+        bytes_per_weight=plan.bytes_after / weights,
+        worst=tuple(sorted(errors, key=lambda error: -error.relative_error)[:8]),
+        quality=None if isinstance(quality, str) else quality,
+        not_measured=quality if isinstance(quality, str) else None,
+    )
