@@ -143,6 +143,8 @@ def verify_step(runner: CudaRunner, model: ModelDefinition, tokens: int) -> list
     if any(parameter.int8 for parameter in model.parameters):
         raise UsageError("a verify step is made for half-precision weights, this model's are INT8")
     device, s, b, weights = runner.device, model.structure, runner.buffers, runner.plans.weights
+    if weights.layers[0].qkv_scale is not None:
+        raise UsageError("a verify step is made for BF16 weights, this model's are INT8")
     arrays = _verify_arrays(device, model, tokens, str(weights.lm_head.dtype))
     launcher = RecordingLauncher(device.arch, pdl=device.pdl)
     o = ops.Ops(launcher, s)
