@@ -140,8 +140,6 @@ def verify_step(runner: CudaRunner, model: ModelDefinition, tokens: int) -> list
     """T tokens from `token_ids` at positions `start` … through all layers; logits [T, V] of each."""
     if model.structure.activation != "silu":
         raise UsageError(f"a verify step is made for SwiGLU, this model's activation is {model.structure.activation}")
-    if any(parameter.int8 for parameter in model.parameters):
-        raise UsageError("a verify step is made for half-precision weights, this model's are INT8")
     device, s, b, weights = runner.device, model.structure, runner.buffers, runner.plans.weights
     if weights.layers[0].qkv_scale is not None:
         raise UsageError("a verify step is made for BF16 weights, this model's are INT8")
