@@ -62,7 +62,7 @@ def test_list_names_every_kernel_with_its_formula(tileinfer) -> None:
     assert (result.code, result.err) == (0, "")
     kernels = {kernel["kernel"]: kernel for kernel in json.loads(result.out)["sm_80"]}
     assert {"linear_kernel", "linear_tokens_kernel", "attention_page_kernel", "sample_draw_kernel"} <= set(kernels)
-    assert kernels["embedding_kernel"]["formula"] == "stream[t, j] = table[ids[t], j]."
+    assert kernels["embedding_kernel"]["formula"] == "stream[t, j] = table[ids[t], j] (· scale[ids[t], j // G])."
     assert kernels["xielu_kernel"]["models"] == ["Apertus-8B"]
     assert all(kernel["variants"] >= 1 for kernel in kernels.values())
 
