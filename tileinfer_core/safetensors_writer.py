@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from tileinfer_core.dtypes import SAFETENSORS_DTYPES, dtype_name
-from tileinfer_core.weights import INDEX_NAME, SINGLE_NAME
+from tileinfer_core.weight_index import INDEX_NAME, SINGLE_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

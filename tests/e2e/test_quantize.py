@@ -258,3 +258,21 @@ def test_the_folder_asks_for_int8_keys_and_values(
     assert shown["kv"] == {"value": "bf16", "origin": "config file"}
     config.write_text('kv = "fp8"\n')
     assert tileinfer("show", model, TILEINFER_CONFIG=str(config)).code == 2
+
+
+@pytest.mark.demo
+def test_the_default_recipe_on_the_demo_model(
+    tileinfer: Callable[..., Result], demo_home: Path, tmp_path: Path
+) -> None:
+    """The loss that docs/int8.md promises, on the first 512 tokens of the bundled text."""
+    done = tileinfer(
+        "quantize", "demo", tmp_path / "int8", "--eval-tokens", "512", "--json", "-q",
+        TILEINFER_HOME=str(demo_home), timeout=280,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    receipt = json.loads(done.out)["receipt"]
+    assert receipt["bytes_per_weight"] < 1.03
+    assert receipt["quality"]["mean_kl"] < 3.5e-3
+    assert receipt["quality"]["change"] < 0.006
+    answer = tileinfer("generate", "-m", tmp_path / "int8", "What is the capital of France?", "--temperature", "0")
+    assert "Paris" in answer.out

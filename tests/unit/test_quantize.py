@@ -27,7 +27,8 @@ from tileinfer_core.quantize_recipe import Recipe
 from tileinfer_core.receipt import QualityOptions, bundled_text, read_receipt
 from tileinfer_core.store import ModelFolder, Store
 from tileinfer_core.verify import verify_folder
-from tileinfer_core.weights import INDEX_NAME, WeightFiles
+from tileinfer_core.weight_index import INDEX_NAME
+from tileinfer_core.weights import WeightFiles
 
 TIED, UNTIED, BIASED = "llama-tied", "qwen3-untied", "llama-biases"
 ROOT = Path(__file__).resolve().parents[2]
