@@ -8,15 +8,18 @@ Compiled code goes into cuda-tile's own cache (`CUDA_TILE_CACHE_DIR`, else ~/.ca
 finds it. cuda-tile keys an entry by the Tile IR bytecode, and the bytecode holds the source file's path and line
 numbers. So a launch skips the compiler only if all of these are the same: kernel source and its path, cuda-tile and
 tileiras versions, target, hints, and the signature (types, ranks, which lengths and strides are 1 or divisible by 16,
-constants). Compiling in one folder and running from another finds nothing.
+constants). It also goes into this project's store (cubin_store.py), whose key has the sources' contents in place of
+their path: the engine looks there first, so what `tileinfer kernels compile` made is found from any folder.
 
 Tile IR is made under cuda-tile's lock, some 20 to 150 ms a kernel; tileiras then runs in parallel.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
+import contextlib
 import os
+import signal
+import subprocess
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -25,18 +28,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from cutile_cache._cache import MetadataV1, cache_key, cache_lookup, cache_store
-from cutile_cache._env import get_cache_dir_from_env
 
+from kernels.cache import UnreadableCacheError, cache_dir, compiler_version, size_limit, trim
 from kernels.cubin import Resources, resources
+from kernels.cubin_store import CubinStore
+from kernels.processes import end_tree
 from kernels.specs import ArraySpec, Recorded, RecordingLauncher
 from kernels.without_torch import without_torch
 
 with without_torch():
+    from cuda.tile import TileCompilerExecutionError, TileCompilerTimeoutError
     from cuda.tile._compile import (
+        _bytecode_to_mlir_text,
         _find_compiler_bin,
         _get_compiler_version_string,
+        _parse_tileir_stderr,
         _tileiras_effective_opt_and_device_debug,
-        compile_cubin,
         compile_tile,
     )
 
@@ -44,7 +51,18 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Generator, Iterable, Sequence
 
-__all__ = ["ArraySpec", "CompileError", "Compiled", "Recorded", "RecordingLauncher", "compile_all", "compile_one"]
+__all__ = [
+    "ArraySpec",
+    "CompileError",
+    "CompileTimeoutError",
+    "Compiled",
+    "Recorded",
+    "RecordingLauncher",
+    "cache_dir",
+    "compile_all",
+    "compile_one",
+    "compiler_version",
+]
 
 TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 Disassemble = Literal["never", "needed", "always"]
@@ -62,6 +80,10 @@ class CompileError(Exception):
         self.message = message
         self.hint = hint
         self.record = record
+
+
+class CompileTimeoutError(CompileError):
+    """The compiler was ended because it ran longer than allowed."""
 
 
 @dataclass(frozen=True)
@@ -88,17 +110,6 @@ class Compiled:
     @property
     def hints(self) -> tuple[tuple[str, Any], ...]:
         return self.record.hints
-
-
-def compiler_version() -> str:
-    """cuda-tile's version and its compiler's: code compiled by others may differ."""
-    return f"{importlib.metadata.version('cuda-tile')} {_get_compiler_version_string()}"
-
-
-def cache_dir() -> Path | None:
-    """cuda-tile's own cache folder; None when its user has switched it off."""
-    found = get_cache_dir_from_env()
-    return None if found is None else Path(found)
 
 
 @dataclass(frozen=True)
@@ -140,6 +151,8 @@ def _explain(record: Recorded, arch: str, error: Exception) -> CompileError:
     """The compiler's message with the way out, where there is a known one."""
     text = str(error) or type(error).__name__
     hint = None
+    if isinstance(error, TileCompilerTimeoutError):
+        return CompileTimeoutError(record.name, arch, text, None, record)
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     if isinstance(error, FileNotFoundError) and "tileiras" in text:
         hint = "install the compiler: pip install 'cuda-tile[tileiras]'"
@@ -152,8 +165,39 @@ def _tileiras(job: _Job, timeout: float | None) -> bytes:
     with tempfile.TemporaryDirectory(prefix="tileinfer-") as folder:
         source = Path(folder) / "kernel.bytecode"
         source.write_bytes(job.bytecode)
-        options = job.record.kernel._compiler_options  # noqa: SLF001
-        return Path(compile_cubin(str(source), options, job.arch, timeout)).read_bytes()
+        cubin = source.with_suffix(".cubin")
+        _run_tileiras([str(source), "-o", str(cubin)], _flags(job), timeout)
+        return cubin.read_bytes()
+
+
+def _flags(job: _Job) -> list[str]:
+    """As cuda.tile's compile_cubin has them: its cache's keys stand for them."""
+    level, debug = _tileiras_effective_opt_and_device_debug(job.record.kernel._compiler_options, job.arch)  # noqa: SLF001
+    return ["--gpu-name", job.arch, f"-O{level}", "--device-debug" if debug else "--lineinfo"]
+
+
+def _run_tileiras(args: list[str], flags: list[str], timeout: float | None) -> None:
+    """cuda.tile's own way to run it, but for the end of its time: ptxas, which tileiras runs, must end with it."""
+    binary = _find_compiler_bin()
+    environ = {**os.environ, "LD_LIBRARY_PATH": binary.ld_path, "PATH": binary.bin_path}
+    if not binary.pass_cuda_home_var:
+        environ = {name: value for name, value in environ.items() if name not in ("CUDA_HOME", "CUDA_PATH")}
+    command = [binary.path, *args, *flags]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:  # noqa: S603
+        try:
+            _, said = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            end_tree(process.pid, signal.SIGKILL)
+            process.communicate()
+            message = f"the compiler exceeded its timeout of {timeout:g} s"
+            raise TileCompilerTimeoutError(message, " ".join(flags), _get_compiler_version_string()) from None
+        except BaseException:
+            end_tree(process.pid)
+            raise
+    if process.returncode:
+        message, where = _parse_tileir_stderr(said.decode(errors="replace"))
+        version = _get_compiler_version_string()
+        raise TileCompilerExecutionError(process.returncode, message, where, " ".join(flags), version)
 
 
 def _resources(job: _Job, cubin: bytes, disassemble: Disassemble) -> Resources:
@@ -178,10 +222,25 @@ def _compile(
     disassemble: Disassemble,
     cancelled: threading.Event | None = None,
 ) -> Compiled:
+    options: dict[str, Any] = {"timeout": timeout, "disassemble": disassemble, "cancelled": cancelled}
+    return _compile_with_code(record, arch, folder, **options)[0]
+
+
+def _compile_with_code(
+    record: Recorded,
+    arch: str,
+    folder: Path | None,
+    *,
+    timeout: float | None,
+    disassemble: Disassemble,
+    cancelled: threading.Event | None = None,
+) -> tuple[Compiled, bytes, bytes]:
+    """What it compiled to, its Tile IR bytecode and its cubin."""
     start = time.perf_counter()
     _unless(cancelled, record, arch)
     job = _job(record, arch)
     _unless(cancelled, record, arch)
+    store = CubinStore.beside_cache(arch)
     cubin = None if folder is None else cache_lookup(str(folder), job.key)
     cached = cubin is not None
     try:
@@ -190,15 +249,18 @@ def _compile(
             if folder is not None:
                 metadata = MetadataV1(
                     kernel_names=[job.symbol],
+                    compiler_version=(_get_compiler_version_string() or "").strip(),
                     compilation_timestamp=time.time(),
                     compilation_time_seconds=time.perf_counter() - start,
                 )
                 cache_store(str(folder), job.key, cubin, metadata.to_dict())
+        store.keep(record.kernel, job.symbol, cubin)
         found = _resources(job, cubin, disassemble)
     except Exception as error:
         raise _explain(record, arch, error) from error
     seconds = time.perf_counter() - start
-    return Compiled(record, arch, job.symbol, seconds, cached, job.uses_mma, found, len(cubin))
+    compiled = Compiled(record, arch, job.symbol, seconds, cached, job.uses_mma, found, len(cubin))
+    return compiled, job.bytecode, cubin
 
 
 def compile_one(
@@ -213,6 +275,21 @@ def compile_one(
         CompileError: the kernel does not compile, tileiras is missing, or `timeout` seconds have passed.
     """
     return _compile(record, arch, cache_dir(), timeout=timeout, disassemble=disassemble)
+
+
+def compile_with_code(
+    record: Recorded, arch: str, *, timeout: float | None = 300, disassemble: Disassemble = "always"
+) -> tuple[Compiled, bytes, bytes]:
+    """As `compile_one`, with the Tile IR bytecode and the cubin."""
+    return _compile_with_code(record, arch, cache_dir(), timeout=timeout, disassemble=disassemble)
+
+
+def tile_ir(bytecode: bytes) -> str | None:
+    """Tile IR as text; None without the disassembler that comes with tileiras."""
+    try:
+        return str(_bytecode_to_mlir_text(bytecode))
+    except FileNotFoundError:
+        return None
 
 
 def distinct(records: Iterable[Recorded]) -> list[Recorded]:
@@ -256,3 +333,11 @@ def compile_all(
                 yield result
         finally:
             pool.shutdown(cancel_futures=True)
+            if folder is not None:
+                _hold_size_limit(folder)
+
+
+def _hold_size_limit(folder: Path) -> None:
+    """Entries used longest ago make room. A cache that can't be trimmed is no reason to stop."""
+    with contextlib.suppress(OSError, UnreadableCacheError):
+        trim(folder, size_limit())

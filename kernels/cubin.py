@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 TENSOR_CORE = ("HGMMA", "HMMA", "IGMMA", "IMMA", "UTCHMMA", "UTCIMMA", "UTCQMMA", "UTCOMMA", "QGMMA", "QMMA", "DMMA")
 _REGISTERS, _FRAME, _THREADS = 0x2F, 0x11, 0x10  # attributes of .nv.info
+_PARAMETER, _PARAMETER_BYTES = (0x17, 0x45), 0x19  # two forms of KPARAM_INFO
 _OPCODE = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P[0-9T]+\s+)?([A-Z][A-Za-z0-9_.]*)")
 
 
@@ -32,7 +33,7 @@ class Resources:
     """One kernel on one target.
 
     `stack_bytes` is local memory per thread; LDL and STL instructions are its traffic. A kernel spills when one of the
-    three is above zero.
+    three is above zero. `parameters` are those of the launch: 1 + 2 rank of each array, less what is constant.
     """
 
     registers: int
@@ -40,6 +41,8 @@ class Resources:
     stack_bytes: int
     threads: int
     instructions: dict[str, int] | None
+    parameters: int = 0
+    parameter_bytes: int = 0
 
     def count(self, prefix: str) -> int:
         """Instructions whose name starts so: "HGMMA", "LDG.E.128", "LDL"."""
@@ -93,6 +96,18 @@ def _attributes(data: bytes) -> Iterator[tuple[int, tuple[int, ...]]]:
             yield attribute, (value,)
 
 
+def target(cubin: bytes) -> str:
+    """The architecture in the ELF header's flags, "sm_90". The first 64 bytes are enough.
+
+    Raises:
+        ValueError: not an ELF file.
+    """
+    if cubin[:4] != b"\x7fELF" or len(cubin) < 0x34:
+        raise ValueError(f"a cubin starts with an ELF header, this file with {cubin[:4]!r}")
+    (flags,) = struct.unpack_from("<I", cubin, 0x30)
+    return f"sm_{flags >> 8 & 0xFF}"  # as CUDA 13's tools write it
+
+
 def resources(cubin: bytes, *, disassemble: bool = True) -> Resources:
     """Read one kernel's cubin. nvdisasm takes a quarter of a second: `disassemble=False` leaves the instructions None.
 
@@ -101,22 +116,40 @@ def resources(cubin: bytes, *, disassemble: bool = True) -> Resources:
     """
     if cubin[:4] != b"\x7fELF":
         raise ValueError(f"a cubin starts with an ELF header, this file with {cubin[:4]!r}")
-    registers = frame = shared = threads = 0
+    found: dict[str, int] = dict.fromkeys(("registers", "stack", "threads", "parameters", "parameter_bytes"), 0)
+    shared = 0
     for name, start, size in _sections(cubin):
         if name.startswith(".nv.shared.") and not name.startswith(".nv.shared.reserved"):
             shared = max(shared, size)
         if name != ".nv.info" and not name.startswith(".nv.info."):
             continue
         for attribute, values in _attributes(cubin[start : start + size]):
-            if name == ".nv.info" and attribute == _REGISTERS:
-                registers = max(registers, values[1])
-            elif name == ".nv.info" and attribute == _FRAME:
-                frame = max(frame, values[1])
-            elif name != ".nv.info" and attribute == _THREADS:
-                threads = values[0]
-    if not registers:
+            _note(found, attribute, values, of_file=name == ".nv.info")
+    if not found["registers"]:
         raise ValueError("the cubin holds no kernel")
-    return Resources(registers, shared, frame, threads, instruction_counts(cubin) if disassemble else None)
+    return Resources(
+        found["registers"],
+        shared,
+        found["stack"],
+        found["threads"],
+        instruction_counts(cubin) if disassemble else None,
+        found["parameters"],
+        found["parameter_bytes"],
+    )
+
+
+def _note(found: dict[str, int], attribute: int, values: tuple[int, ...], *, of_file: bool) -> None:
+    """One attribute: registers and stack are in the file's section, the rest in the kernel's."""
+    if of_file and attribute == _REGISTERS:
+        found["registers"] = max(found["registers"], values[1])
+    elif of_file and attribute == _FRAME:
+        found["stack"] = max(found["stack"], values[1])
+    elif not of_file and attribute == _THREADS:
+        found["threads"] = values[0]
+    elif not of_file and attribute in _PARAMETER:
+        found["parameters"] += 1
+    elif not of_file and attribute == _PARAMETER_BYTES:
+        found["parameter_bytes"] = values[0]
 
 
 @functools.cache
@@ -146,7 +179,18 @@ def sass(cubin: bytes) -> str | None:
 
 def instruction_counts(cubin: bytes) -> dict[str, int] | None:
     text = sass(cubin)
-    if text is None:
-        return None
+    return None if text is None else count_instructions(text)
+
+
+def count_instructions(text: str) -> dict[str, int]:
+    """Instructions of a disassembly by name, in the order of names."""
     found = (match.group(1) for line in text.splitlines() if (match := _OPCODE.match(line)))
     return dict(sorted(collections.Counter(found).items()))
+
+
+def merged(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    """Sums over several kernels."""
+    total: collections.Counter[str] = collections.Counter()
+    for each in counts:
+        total.update(each)
+    return dict(sorted(total.items()))

@@ -7,7 +7,8 @@ A wrapper checks its arrays, looks up its configuration for `launcher.arch`, com
     InterpreterLauncher  kernels.interpreter: block by block on NumPy arrays, with memory checks
     RecordingLauncher    kernels.specs: runs nothing, keeps (kernel, arguments), for compilation and for captured steps
 
-Wrappers never ask which one they got.
+Wrappers never ask which one they got. `launch` is the functional form beneath GpuLauncher: one kernel, one stream,
+hints and dependent launch chosen at the call. docs/launching.md says what makes a launch compile.
 """
 
 from __future__ import annotations
@@ -21,6 +22,34 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     Grid = tuple[int, int, int]
+
+FIRST_PDL_ARCH = 90
+
+
+@functools.cache
+def supports_pdl(arch: str) -> bool:
+    """Whether the target has programmatic dependent launch."""
+    return int(arch.removeprefix("sm_").rstrip("abcdefghijklmnopqrstuvwxyz")) >= FIRST_PDL_ARCH
+
+
+def launch(
+    kernel: Any, grid: Grid, args: Sequence[Any], *, stream: int, arch: str, dependent: bool = False, **hints: int
+) -> None:
+    """Queue one launch.
+
+    Args:
+        stream: the raw pointer of any CUDA stream (cupy.cuda.Stream.ptr).
+        dependent: programmatically dependent on the kernel before it in the stream, which it may then overlap: it must
+            call `grid_dependency_control_wait` before it reads what that kernel wrote, and before it stores. Where the
+            target has no such launch this is a plain one, whose order is the stream's.
+        hints: occupancy, num_worker_warps, num_ctas, opt_level. Each set of hints is a kernel of its own.
+    """
+    if hints:
+        kernel = with_hints(kernel, **hints)
+    if dependent and supports_pdl(arch):
+        ct.launch(stream, grid, kernel, tuple(args), programmatic_dependent_launch=True)
+    else:
+        ct.launch(stream, grid, kernel, tuple(args))
 
 
 class Launcher(Protocol):
@@ -45,6 +74,12 @@ class Launcher(Protocol):
             TypeError: an array is not where the launcher's kernels read.
         """
 
+    def with_pdl(self, on: bool) -> Launcher:
+        """The same launcher for one wrapper's launches, as dependent or as plain ones.
+
+        Plain where the target has no dependent launch. Both kinds may follow each other in one stream.
+        """
+
     def __call__(self, kernel: Any, grid: Grid, args: Sequence[Any]) -> None: ...
 
 
@@ -52,7 +87,7 @@ class GpuLauncher:
     """Launches on a CUDA stream. `stream` is the raw pointer (cupy.cuda.Stream.ptr)."""
 
     def __init__(self, stream: int, arch: str, *, pdl: bool) -> None:
-        if pdl and int(arch.removeprefix("sm_")) < 90:
+        if pdl and not supports_pdl(arch):
             raise ValueError(f"programmatic dependent launch needs sm_90 or newer, the device is {arch}")
         self.stream = stream
         self.arch = arch
@@ -64,12 +99,12 @@ class GpuLauncher:
                 name = kernel._pyfunc.__name__  # noqa: SLF001
                 raise TypeError(f"{name}: an argument of shape {arg.shape} is in host memory, expected a device array")
 
+    def with_pdl(self, on: bool) -> GpuLauncher:
+        return GpuLauncher(self.stream, self.arch, pdl=on and supports_pdl(self.arch))
+
     def __call__(self, kernel: Any, grid: Grid, args: Sequence[Any]) -> None:
         self.check(kernel, args)
-        if self.pdl:
-            ct.launch(self.stream, grid, kernel, tuple(args), programmatic_dependent_launch=True)
-        else:
-            ct.launch(self.stream, grid, kernel, tuple(args))
+        launch(kernel, grid, args, stream=self.stream, arch=self.arch, dependent=self.pdl)
 
 
 class Together:
@@ -83,6 +118,9 @@ class Together:
 
     def check(self, kernel: Any, args: Sequence[Any]) -> None:
         self._launcher.check(kernel, args)
+
+    def with_pdl(self, on: bool) -> Launcher:
+        return self._launcher.with_pdl(on)
 
     def __call__(self, kernel: Any, grid: Grid, args: Sequence[Any]) -> None:
         self.check(kernel, args)

@@ -9,7 +9,7 @@ against it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
@@ -23,7 +23,8 @@ from cuda.tile.compilation import (
     TupleConstraint,
 )
 
-from kernels.launch import address
+from kernels.configs import Used, used_since_last
+from kernels.launch import address, supports_pdl
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -161,6 +162,8 @@ class Recorded:
     kernel: Any
     grid: tuple[int, ...]
     args: tuple[Any, ...]
+    pdl: bool | None = None  # launched as a programmatic dependent; None leaves it to who launches
+    rows: tuple[Used, ...] = field(default=(), compare=False)  # configurations looked up for it
 
     @property
     def name(self) -> str:
@@ -184,18 +187,22 @@ class Recorded:
 class RecordingLauncher:
     """A Launcher that keeps every launch in `records` and runs none."""
 
-    def __init__(self, arch: str, *, pdl: bool = False) -> None:
-        if pdl and int(arch.removeprefix("sm_")) < 90:
+    def __init__(self, arch: str, *, pdl: bool = False, records: list[Recorded] | None = None) -> None:
+        if pdl and not supports_pdl(arch):
             raise ValueError(f"programmatic dependent launch needs sm_90 or newer, the target is {arch}")
         self.arch = arch
         self.pdl = pdl
-        self.records: list[Recorded] = []
+        self.records: list[Recorded] = [] if records is None else records
+
+    def with_pdl(self, on: bool) -> RecordingLauncher:
+        """Records into the same list."""
+        return RecordingLauncher(self.arch, pdl=on and supports_pdl(self.arch), records=self.records)
 
     def check(self, kernel: Any, args: Sequence[Any]) -> None:
         """Anything goes: nothing is read."""
 
     def __call__(self, kernel: Any, grid: Sequence[int], args: Sequence[Any]) -> None:
-        self.records.append(Recorded(kernel, tuple(grid), tuple(args)))
+        self.records.append(Recorded(kernel, tuple(grid), tuple(args), self.pdl, used_since_last()))
 
 
 # -- the signature the JIT would choose

@@ -9,7 +9,7 @@ import contextlib
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from tileinfer_cli.render import DIM, Progress, print_note
+from tileinfer_cli.render import DIM, Progress, print_note, print_warning
 from tileinfer_core.events import Finished, PrefillProgress, TextDelta
 from tileinfer_core.progress import ProgressEvent
 
@@ -82,13 +82,15 @@ class AnswerView:
 
 
 def print_ending(streams: Streams, finished: Finished, *, limit_origin: str) -> None:
-    """Says when an answer was not ended by the model: nothing is cut silently."""
+    """Says when an answer was not ended by the model: nothing is cut silently. Then what the backend noticed."""
     number = finished.usage.completion_tokens
     count = f"{number:,} token{'' if number == 1 else 's'}"
     if finished.reason == "length":
         print_note(streams.err, f"stopped after {count} ({limit_origin})")
     elif finished.reason == "context":
         print_note(streams.err, f"stopped after {count}: the context is full")
+    for warning in finished.warnings:
+        print_warning(streams.err, warning)
 
 
 def as_document(engine: Engine, finished: Finished, sampling: Mapping[str, Setting[Any]]) -> dict[str, Any]:
@@ -103,6 +105,7 @@ def as_document(engine: Engine, finished: Finished, sampling: Mapping[str, Setti
         "sampling": {name: asdict(setting) for name, setting in sampling.items()},
         "backend": engine.backend.name,
         "stop": finished.stop,
+        "warnings": list(finished.warnings),
     }
 
 

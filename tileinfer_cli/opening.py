@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tileinfer_cli.terminal import Streams
     from tileinfer_core.backends.select import BackendChoice
     from tileinfer_core.bench import Loaded
+    from tileinfer_core.compiler_settings import CompilerSettings
+    from tileinfer_core.config import ModelConfig
     from tileinfer_core.engine import Engine, EngineOptions, Request
     from tileinfer_core.generation_config import GenerationConfig
     from tileinfer_core.messages import Message
@@ -64,19 +66,20 @@ def engine_options(flags: ModelFlags, settings: Settings) -> EngineOptions:
     )
 
 
-def set_compiler(flags: CompilerFlags, settings: Settings) -> None:
+def set_compiler(flags: CompilerFlags, settings: Settings) -> CompilerSettings:
     """Time limit and cache of the kernels' compiler, in the environment that it reads when it is imported."""
-    from tileinfer_core.compiler_settings import configure_compiler
+    from tileinfer_core.compiler_settings import NAMES, configure_compiler
 
-    wanted = ("compiler_timeout", "kernel_cache", "kernel_cache_size")
-    configure_compiler(os.environ, {name: _chosen(name, flags, settings) for name in wanted})
+    return configure_compiler(os.environ, {name: _chosen(name, flags, settings) for name in NAMES})
 
 
 def _chosen(name: str, flags: CompilerFlags, settings: Settings) -> Setting[Any]:
     """The flag, else the setting of the same name."""
     value = getattr(flags, name)
     found: Setting[Any] = getattr(settings, name)
-    return found if value is None else Setting(value, "--" + name.replace("_", "-"))
+    if value is None:
+        return found
+    return Setting(value, ("--no-" if value is False else "--") + name.replace("_", "-"))
 
 
 def load_engine(cli: Cli, folder: ModelFolder | Path, options: EngineOptions, *, quiet: bool) -> Engine:
@@ -91,8 +94,13 @@ def load_engine(cli: Cli, folder: ModelFolder | Path, options: EngineOptions, *,
     return engine
 
 
-def load_for_bench(cli: Cli, flags: ModelFlags, config: Path | None, *, quiet: bool) -> tuple[str, Loaded]:
-    """A name, and the model without its text side; `config` is a shape to fill with noise in place of a model."""
+def load_for_bench(
+    cli: Cli, flags: ModelFlags, config: Path | None, *, quiet: bool, shape: ModelConfig | None = None
+) -> tuple[str, Loaded]:
+    """A name, and the model without its text side; `config` is a shape to fill with noise in place of a model.
+
+    `shape` is what `config` names where that is no file.
+    """
     from tileinfer_core.bench import load_for_bench as load
 
     settings = load_settings()
@@ -110,12 +118,23 @@ def load_for_bench(cli: Cli, flags: ModelFlags, config: Path | None, *, quiet: b
             context=options.context,
             kv=options.kv,
             noise=noise,
+            shape=shape,
             on_progress=progress,
         )
     for warning in loaded.warnings:
         print_warning(cli.streams.err, warning)
     _say_fallback(cli, options, loaded.backend, quiet=quiet)
     return name, loaded
+
+
+def save_text(path: Path, text: str) -> None:
+    """Raises DiskError."""
+    from tileinfer_core.errors import DiskError
+
+    try:
+        path.expanduser().write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise DiskError(f"{path} can't be written: {error.strerror or error}") from error
 
 
 def _say_fallback(cli: Cli, options: EngineOptions, backend: BackendChoice, *, quiet: bool) -> None:

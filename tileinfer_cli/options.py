@@ -123,25 +123,30 @@ ShapeOption = Annotated[
 
 @dataclass(frozen=True)
 class CompilerFlags:
-    compiler_timeout: Annotated[
+    compiler_timeout_seconds: Annotated[
         float | None,
         typer.Option(
-            "--compiler-timeout", metavar="S", help="Seconds for one kernel's compilation.", rich_help_panel=_COMPILER
-        ),
-    ] = None
-    kernel_cache: Annotated[
-        str | None,
-        typer.Option(
-            "--kernel-cache",
-            metavar="DIR",
-            help="Where compiled kernels are kept; off keeps none.",
+            "--compiler-timeout-seconds",
+            metavar="S",
+            help="Seconds for one kernel's compilation.",
             rich_help_panel=_COMPILER,
         ),
     ] = None
-    kernel_cache_size: Annotated[
+    disk_cache: Annotated[
+        bool | None,
+        typer.Option("--disk-cache/--no-disk-cache", help="Keep compiled kernels, or none.", rich_help_panel=_COMPILER),
+    ] = None
+    cache_dir: Annotated[
+        str | None,
+        typer.Option("--cache-dir", metavar="DIR", help="Where compiled kernels are kept.", rich_help_panel=_COMPILER),
+    ] = None
+    cache_size_bytes: Annotated[
         int | None,
         typer.Option(
-            "--kernel-cache-size", metavar="BYTES", help="The most that folder may hold.", rich_help_panel=_COMPILER
+            "--cache-size-bytes",
+            metavar="BYTES",
+            help="The most that folder may hold; what was used longest ago goes first.",
+            rich_help_panel=_COMPILER,
         ),
     ] = None
 

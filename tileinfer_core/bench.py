@@ -138,17 +138,20 @@ def load_for_bench(
     backend: str,
     context: int | None,
     noise: bool,
+    shape: ModelConfig | None = None,
     kv: str | None = None,
     on_progress: OnProgress = silent,
 ) -> Loaded:
     """A model's folder; with `noise` a config.json (or a folder with one) whose weights are made up.
+
+    `shape` takes the config.json's place, for noise.
 
     Raises:
         ModelError, BackendError: as loading for an answer does.
     """
     start = time.perf_counter()
     file = path / "config.json" if path.is_dir() else path
-    config = ModelConfig.from_dict(read_json_object(file, max_bytes=4 << 20), str(file))
+    config = shape or ModelConfig.from_dict(read_json_object(file, max_bytes=4 << 20), str(file))
     choice = choose_backend(backend)
     files: WeightFiles | None = None
     warnings: tuple[str, ...] = ()

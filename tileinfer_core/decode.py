@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tileinfer_core.backends.base import Warns
 from tileinfer_core.events import Finished, PrefillProgress, SampledToken, Timings, Usage
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class Tally:
             job.stream.thinking,
             job.stream.matched,
             tuple(self.sampled),
+            job.runner.take_warnings() if isinstance(job.runner, Warns) else (),
         )
 
     def _timings(self) -> Timings:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from tileinfer_core import cuda_probe
 from tileinfer_core.backends.cuda.probe import MIN_CAPABILITY, MIN_CUDA
 from tileinfer_core.backends.select import choose_backend
+from tileinfer_core.compiler_settings import NAMES, compiler_settings
 from tileinfer_core.errors import TileinferError
 from tileinfer_core.files import folder_bytes, free_bytes
 from tileinfer_core.findings import Finding
@@ -46,6 +47,7 @@ def diagnose(settings: Settings, environ: Mapping[str, str] | None = None) -> li
         *check_kernels_package(),
         *check_backend(settings),
         *check_folders(settings),
+        *check_kernel_cache(settings, environ),
         *check_models(settings),
         *check_token(environ),
     ]
@@ -197,6 +199,20 @@ def check_folders(settings: Settings) -> Iterator[Finding]:
     yield Finding("hugging face cache", "info", f"{cache}: {used}")
     present = "" if settings.config_path.is_file() else " (not there; defaults apply)"
     yield Finding("config file", "info", f"{settings.config_path}{present}")
+
+
+def check_kernel_cache(settings: Settings, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Where compiled kernels are kept; `tileinfer kernels cache` lists them."""
+    found = compiler_settings(environ, {name: getattr(settings, name) for name in NAMES})
+    folder, origin = found.cache_dir.value, found.cache_dir.origin
+    if not found.disk_cache.value:
+        detail = f"off ({found.disk_cache.origin}): every start compiles the kernels again"
+        yield Finding("kernel cache", "warning", detail, "--disk-cache")
+    elif fault := write_fault(folder):
+        yield Finding("kernel cache", "warning", f"{folder}: {fault}; every start compiles", "--cache-dir DIR")
+    else:
+        limit = _gigabytes(found.cache_size_bytes.value)
+        yield Finding("kernel cache", "info", f"{folder} ({origin}): {_gigabytes(folder_bytes(folder))} of {limit}")
 
 
 def check_models(settings: Settings) -> Iterator[Finding]:

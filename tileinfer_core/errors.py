@@ -11,6 +11,7 @@
     │   └── UnsupportedModelError       its files are whole, but ask for what TileInfer doesn't have
     └── BackendError                8   the backend asked for can't run
         ├── BackendUnavailableError     no GPU, no driver, no compiler
+        ├── CompilerTimeoutError        the compiler took longer than it may
         └── OutOfMemoryError            it would not fit, or did not
 
 Outside the tree: 130 for Ctrl-C (KeyboardInterrupt) and 141 for a closed pipe (BrokenPipeError).
@@ -69,6 +70,10 @@ class BackendError(TileinferError):
 
 
 class BackendUnavailableError(BackendError):
+    pass
+
+
+class CompilerTimeoutError(BackendError):
     pass
 
 

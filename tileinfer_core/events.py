@@ -71,6 +71,7 @@ class Finished:
 
     `reason`: stop (end-of-sequence id or stop string), length (max_tokens), context (no room left), interrupted.
     `stop` is the stop string that matched, if one did. `tokens` are all new ids, with thinking and end of sequence.
+    `warnings` are what the backend noticed while it decoded.
     """
 
     reason: FinishReason
@@ -81,6 +82,7 @@ class Finished:
     thinking: str = ""
     stop: str | None = None
     tokens: tuple[SampledToken, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 Event = PrefillProgress | TextDelta | Finished

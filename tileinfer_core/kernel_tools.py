@@ -11,16 +11,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tileinfer_core.aliases import DEMO, lookup, nearest
+from tileinfer_core.compiler_settings import MORE_TIME, compiler_timeout, timeout_text
 from tileinfer_core.config import ModelConfig
 from tileinfer_core.cuda_probe import compiler_path, find_compiler, mismatched_packages, probe_driver
-from tileinfer_core.errors import BackendUnavailableError, ModelNotFoundError, TileinferError, UsageError
+from tileinfer_core.errors import (
+    BackendUnavailableError,
+    CompilerTimeoutError,
+    ModelNotFoundError,
+    TileinferError,
+    UsageError,
+)
 from tileinfer_core.models.define import define_model
 from tileinfer_core.progress import OnProgress, ProgressEvent, silent
 
 INSTALL = 'pip install "cuda-tile[tileiras]"'
 try:
     from kernels import catalogue, configs
-    from kernels.compile import TARGETS, compile_all
+    from kernels.compile import TARGETS, CompileTimeoutError, compile_all
     from kernels.shapes import MODELS, ModelShape
     from tileinfer_core.backends.cuda.plan import refuse_unsupported
 except ImportError as _error:
@@ -74,6 +81,7 @@ class CompiledKernel:
     cached: bool = False
     error: str | None = None
     hint: str | None = None
+    timed_out: bool = False
 
 
 def this_gpu() -> str | None:
@@ -210,18 +218,21 @@ def compile_kernels(
     models: Sequence[Model] | None = None,
     *,
     workers: int | None = None,
-    timeout: float = 300,
+    timeout: float | None = None,
     on_progress: OnProgress = silent,
 ) -> Iterator[CompiledKernel]:
     """Compile into cuda-tile's cache, yielding each kernel as it is done. One that fails is yielded with its error.
+
+    `timeout` None is the setting's. What is compiled here is found by the engine, which then starts no compiler.
 
     Raises:
         BackendUnavailableError: there is no compiler, with the command that installs it.
         UsageError: a number out of range.
     """
+    timeout = compiler_timeout() if timeout is None else timeout
     if workers is not None and not 1 <= workers <= 256:
         raise UsageError(f"--workers must be from 1 to 256, found {workers}")
-    _require_compiler()
+    require_compiler()
     entries = {arch: list(catalogue.entries(arch, models=models)) for arch in archs}
     total, before = sum(map(len, entries.values())), 0
     count = workers or min(MAX_WORKERS, os.cpu_count() or 1)
@@ -233,12 +244,12 @@ def compile_kernels(
         )
         for done, result in enumerate(results, before + 1):
             assert result.record is not None  # noqa: S101 - compile_all names what it compiled
-            yield _report(by_record[result.record.identity()], arch, result)
+            yield _report(by_record[result.record.identity()], arch, result, timeout)
             on_progress(ProgressEvent(_TASK, done, total, "kernels"))
         before += len(by_record)
 
 
-def _report(entry: Entry, arch: str, result: Compiled | CompileError) -> CompiledKernel:
+def _report(entry: Entry, arch: str, result: Compiled | CompileError, timeout: float) -> CompiledKernel:
     record = entry.record
     about: dict[str, Any] = {
         "family": entry.family.removeprefix("kernels."),
@@ -249,6 +260,9 @@ def _report(entry: Entry, arch: str, result: Compiled | CompileError) -> Compile
         "hints": dict(record.hints),
         "signature": record.signature().symbol,
     }
+    if isinstance(result, CompileTimeoutError):
+        text = timeout_text(record.name, arch, timeout)
+        return CompiledKernel(**about, error=text, hint=MORE_TIME, timed_out=True)
     if isinstance(result, Exception):
         return CompiledKernel(**about, error=result.message, hint=result.hint)
     found = result.resources
@@ -271,10 +285,12 @@ def failure(results: Iterable[CompiledKernel]) -> TileinferError | None:
     if not failed:
         return None
     first, others = failed[0], f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+    if first.timed_out:
+        return CompilerTimeoutError(f"{first.error}{others}", hint=first.hint)
     return TileinferError(f"{first.kernel} for {first.arch} did not compile{others}: {first.error}", hint=first.hint)
 
 
-def _require_compiler() -> None:
+def require_compiler() -> None:
     if compiler_path(os.environ)[0] is None:
         mismatch = mismatched_packages()
         found = f"its packages differ ({mismatch})" if mismatch else "not found"

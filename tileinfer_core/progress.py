@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Unit = Literal["bytes", "tokens", "tensors", "files", "kernels"]
+Unit = Literal["bytes", "tokens", "tensors", "files", "kernels", "steps"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,14 +49,15 @@ _TOP_TYPES: Mapping[str, type] = MappingProxyType(
         "system": str,
         "models_dir": str,
         "state_dir": str,
-        "compiler_timeout": float,
-        "kernel_cache": str,
-        "kernel_cache_size": int,
+        "compiler_timeout_seconds": float,
+        "disk_cache": bool,
+        "cache_dir": str,
+        "cache_size_bytes": int,
         "sampling": dict,
         "aliases": dict,
     }
 )
-_TYPE_WORDS = {str: "a string", int: "a whole number", float: "a number", dict: "a table"}
+_TYPE_WORDS = {str: "a string", int: "a whole number", float: "a number", bool: "true or false", dict: "a table"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,10 @@ class Settings:
     system: Setting[str | None]
     models_dir: Setting[Path]
     state_dir: Setting[Path]
-    compiler_timeout: Setting[float | None]  # seconds for one kernel
-    kernel_cache: Setting[str | None]  # a folder, or "off"
-    kernel_cache_size: Setting[int | None]  # bytes
+    compiler_timeout_seconds: Setting[float | str | None]  # for one kernel; a str where it is the environment's
+    disk_cache: Setting[bool | str | None]  # keep compiled kernels
+    cache_dir: Setting[str | None]  # where
+    cache_size_bytes: Setting[int | str | None]
     sampling: Mapping[str, Setting[float | int]] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
 
@@ -182,9 +184,10 @@ def _merge(environ: Mapping[str, str], path: Path, table: dict[str, Any]) -> Set
         system=pick("system", None, None),
         models_dir=_folder(pick("models_dir", "TILEINFER_HOME", models_dir), environ),
         state_dir=_folder(pick("state_dir", None, state_dir), environ),
-        compiler_timeout=pick("compiler_timeout", "TILEINFER_COMPILER_TIMEOUT", None),
-        kernel_cache=pick("kernel_cache", "TILEINFER_KERNEL_CACHE", None),
-        kernel_cache_size=pick("kernel_cache_size", "TILEINFER_KERNEL_CACHE_SIZE", None),
+        compiler_timeout_seconds=pick("compiler_timeout_seconds", "TILEINFER_COMPILER_TIMEOUT_SECONDS", None),
+        disk_cache=pick("disk_cache", "TILEINFER_DISK_CACHE", None),
+        cache_dir=pick("cache_dir", "TILEINFER_CACHE_DIR", None),
+        cache_size_bytes=pick("cache_size_bytes", "TILEINFER_CACHE_SIZE_BYTES", None),
         sampling={key: Setting(value, "config file") for key, value in table.get("sampling", {}).items()},
         aliases=dict(table.get("aliases", {})),
     )

@@ -16,11 +16,16 @@ A target without a table takes the nearest older one, and `Table.note` says so. 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _FOLDER = Path(__file__).parent
 
@@ -111,4 +116,42 @@ def table(arch: str) -> Table:
 
 def config(family: str, arch: str, **shape: int) -> dict[str, Any]:
     """The configuration of `family` for a target and shape: keyword arguments of its config dataclass."""
-    return dict(table(arch).row(family, **shape).config)
+    found = table(arch)
+    row = found.row(family, **shape)
+    noted = _noted.get()
+    if noted is not None:
+        noted.append(Used(family, found.source, found.families[family].index(row), row))
+    return dict(row.config)
+
+
+@dataclass(frozen=True)
+class Used:
+    """A row that was looked up: the `index`-th of `family` in <source>.json."""
+
+    family: str
+    source: str
+    index: int
+    row: Row
+
+
+_noted: ContextVar[list[Used] | None] = ContextVar("rows looked up", default=None)
+
+
+@contextlib.contextmanager
+def noting() -> Iterator[None]:
+    """Within, launches that are recorded carry the rows that were looked up for them (Recorded.rows)."""
+    token = _noted.set([])
+    try:
+        yield
+    finally:
+        _noted.reset(token)
+
+
+def used_since_last() -> tuple[Used, ...]:
+    """The rows looked up since the last call; () outside `noting`."""
+    noted = _noted.get()
+    if not noted:
+        return ()
+    found = tuple(noted)
+    noted.clear()
+    return found

@@ -6,6 +6,7 @@ when it is called outside compiled code, and `kernel._pyfunc`, the function unde
 
 from __future__ import annotations
 
+import copy
 import random
 import traceback
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from kernels.interpreter.memory import PAD, Array, axes_of
 from kernels.interpreter.races import Chain, Launch
 from kernels.interpreter.tile import Tile, check_shape
 from kernels.interpreter.views import RawMemory, TiledView, fill_slice, load_advanced, store_advanced
+from kernels.launch import supports_pdl
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +43,7 @@ class InterpreterLauncher:
     def __init__(
         self, arch: str = "sm_90", *, pdl: bool = False, checks: bool = True, shuffle_seed: int | None = None
     ) -> None:
-        if pdl and int(arch.removeprefix("sm_")) < 90:
+        if pdl and not supports_pdl(arch):
             raise ValueError(f"programmatic dependent launch needs sm_90 or newer, the target is {arch}")
         self.arch = arch
         self.pdl = pdl
@@ -50,6 +52,17 @@ class InterpreterLauncher:
         self._random = None if shuffle_seed is None else random.Random(shuffle_seed)  # noqa: S311
         self._chain = Chain() if pdl and checks else None
         self._mode = _BlockMode(arch)
+        self._before: Chain | None = None
+
+    def with_pdl(self, on: bool) -> InterpreterLauncher:
+        """A plain launch begins when the chain before it has finished."""
+        other = copy.copy(self)
+        other.pdl = on and supports_pdl(self.arch)
+        if other.pdl:
+            other._chain = self._chain or (Chain() if self.checks else None)  # noqa: SLF001 - its own kind
+        else:
+            other._chain, other._before = None, self._chain  # noqa: SLF001
+        return other
 
     def synchronize(self) -> None:
         """Everything launched so far has finished (a stream synchronisation, the end of a graph)."""
@@ -70,6 +83,8 @@ class InterpreterLauncher:
             InterpreterError: the kernel broke a rule; memory then holds what had been written so far.
         """
         self.check(kernel, args)
+        if self._before is not None:
+            self._before.finish()
         self.launches += 1
         dimensions = tuple([*grid, 1, 1][:3])
         blocks = list(enumerate(block[::-1] for block in np.ndindex(*reversed(dimensions))))  # x fastest

@@ -177,7 +177,7 @@ def test_a_failure_names_the_kernel_and_the_others_go_on() -> None:
 
 
 def test_time_limit() -> None:
-    with pytest.raises(CompileError, match=r"product_kernel for sm_90: .*timeout 0.001s"):
+    with pytest.raises(CompileError, match=r"product_kernel for sm_90: .*timeout of 0.001 s"):
         compile_one(product(128, 64), "sm_90", timeout=0.001, disassemble="never")
 
 

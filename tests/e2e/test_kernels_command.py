@@ -157,7 +157,112 @@ def test_a_model_by_any_of_its_names(name: str, tileinfer) -> None:
     }
 
 
+def test_the_cache_is_listed_limited_and_cleared(tileinfer, tiny: Path, tmp_path: Path) -> None:
+    where = ("--cache-dir", tmp_path / "kernels")
+    done = tileinfer("kernels", "compile", "--arch", "sm_80", "--model", tiny, "-q", *where, timeout=200)
+    assert done.code == 0, done.err
+    document = json.loads(tileinfer("kernels", "cache", "--json", *where).out)
+    assert document["location"] == str(tmp_path / "kernels")
+    assert document["settings"]["cache_dir"]["origin"] == "--cache-dir"
+    assert document["settings"]["cache_size_bytes"] == {"value": 2**31, "origin": "default"}
+    entries = document["entries"]
+    assert {entry["target"] for entry in entries} == {"sm_80"}
+    assert {entry["store"] for entry in entries} == {"cuda-tile", "tileinfer"}
+    assert all(entry["compiler"].startswith("tileiras 13.") for entry in entries)
+    assert "rms_norm_kernel" in {entry["kernel"] for entry in entries}
+    assert document["size_bytes"] == sum(entry["size"] for entry in entries) > 2**20
+
+    small = {"TILEINFER_CACHE_SIZE_BYTES": str(2**20)}
+    trimmed = tileinfer("kernels", "cache", "--trim", *where, **small)
+    assert trimmed.code == 0
+    assert trimmed.err.startswith("removed ")
+    heading, *settings = trimmed.out.splitlines()[:5]
+    assert heading.endswith("of 1.0 MB")
+    assert [line.split() for line in settings][3] == ["cache_size_bytes", "1048576", "TILEINFER_CACHE_SIZE_BYTES"]
+    assert sum(e["size"] for e in json.loads(tileinfer("kernels", "cache", "--json", *where).out)["entries"]) <= 2**20
+    cleared = tileinfer("kernels", "cache", "--clear", "--json", *where)
+    assert json.loads(cleared.out)["entries"] == []
+
+
+def test_no_cache_at_all(tileinfer, tmp_path: Path) -> None:
+    result = tileinfer("kernels", "cache", "--no-disk-cache", "--cache-dir", tmp_path / "none")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.splitlines()[0].endswith("none: 0 compiled kernels, 0 B of 2.1 GB")
+    assert result.out.splitlines()[2].split() == ["disk_cache", "off", "--no-disk-cache"]
+    refused = tileinfer("kernels", "cache", "--clear", "--trim")
+    assert refused.code == 2
+
+
+def test_a_kernel_that_takes_too_long(tileinfer, tiny: Path, tmp_path: Path) -> None:
+    limit = {"TILEINFER_COMPILER_TIMEOUT_SECONDS": "0.001", "TILEINFER_CACHE_DIR": str(tmp_path / "empty")}
+    result = tileinfer("kernels", "compile", "--arch", "sm_80", "--model", tiny, "-q", **limit)
+    assert result.code == 8
+    message, hint = result.err.splitlines()
+    assert message.startswith("error: the compiler took longer than 0.001 s over ")
+    assert hint == "  --compiler-timeout-seconds gives it more time"
+
+
 def _has_gpu() -> bool:
     from tileinfer_core.kernel_tools import this_gpu
 
     return this_gpu() is not None
+
+
+def test_probes_are_listed_and_run_without_a_gpu(tileinfer, tmp_path: Path) -> None:
+    listed = tileinfer("kernels", "probe", "--list")
+    assert listed.code == 0
+    assert "padding" in listed.out
+    where = ("--arch", "sm_80", "--save", tmp_path / "code", "--cache-dir", tmp_path / "cache")
+    shown = tileinfer("kernels", "probe", "helpers", "-q", *where, timeout=200)
+    assert (shown.code, shown.err.splitlines()[-1:]) == (0, [f"Tile IR and SASS of every variant: {tmp_path / 'code'}"])
+    lines = shown.out.splitlines()
+    assert lines[0] == "helpers: Do helper functions and closures cost anything?"
+    assert lines[2].split()[:4] == ["VARIANT", "IR", "CODE", "REGISTERS"]
+    assert len(lines) == 9
+    [result] = json.loads(tileinfer("kernels", "probe", "helpers", "--json", "-q", *where).out)
+    assert result["compared"] == 4
+    assert [row["ir"] for row in result["variants"][:3]] == ["A", "A", "A"]
+    assert all(row["times_us"] is None for row in result["variants"])
+    assert (tmp_path / "code/sm_80/helpers/report.py").is_file()
+    assert (tmp_path / "code/sm_80/helpers/closure/closure.tileir").is_file()
+    refused = tileinfer("kernels", "probe", "nothing", "--arch", "sm_90")
+    assert refused.code == 2
+    assert refused.err.startswith("error: no probe 'nothing'; known: dependent_launch, ")
+
+
+def test_a_kernel_is_explained(tileinfer) -> None:
+    arguments = ("kernels", "explain", "rms_norm", "--arch", "sm_90", "-m", "Qwen3-4B")
+    asked = ("--launch", "x=float32[511,2560] y=bfloat16[511,2560]", "--launch", "PDL=true")
+    [found] = json.loads(tileinfer(*arguments, *asked, "--json").out)
+    assert found["kernel"] == "rms_norm_kernel"
+    assert [form["against"] for form in found["specialisations"]] == [None, 1]
+    assert found["specialisations"][1]["differs"][0] == "x: length of axis 0 1 (constant), there divisible by 16"
+    new, same = found["launches"]
+    assert new["same_as"] is None
+    assert new["differs"][0] == "x: length of axis 0 not divisible by 16, there divisible by 16"
+    assert same["same_as"] == 1
+    assert same["differs"] == []
+    text = tileinfer(*arguments, *asked).out
+    assert "a new form, would be compiled" in text
+    assert "   form 1\n" in text
+    wrong = tileinfer(*arguments, "--launch", "q=float32[1]")
+    assert wrong.code == 2
+    assert "is no argument of rms_norm_kernel; known: x, gain, y" in wrong.err
+    assert tileinfer("kernels", "explain", "rmsnorm", "--arch", "sm_90").code == 2
+
+
+def test_a_census_without_a_gpu(tileinfer, tiny: Path, cache: str, tmp_path: Path) -> None:
+    arguments = ("kernels", "census", "--arch", "sm_80", "-q", "--cache-dir", cache)
+    shown = tileinfer(*arguments, "-m", tiny, "--svg", tmp_path / "step.svg", timeout=200)
+    assert shown.code == 0, shown.err
+    lines = shown.out.splitlines()
+    assert lines[0].endswith("decode of 1 token, context 512; sm_80, not timed")
+    assert lines[1].split() == ["LAUNCHES", "KERNEL", "GRID", "MB", "REGISTERS", "SHARED", "SPILLS", "CONFIGURATION"]
+    assert (tmp_path / "step.svg").read_text().startswith("<svg ")
+    [found] = json.loads(tileinfer(*arguments, "--random-weights", tiny / "config.json", "--json", timeout=200).out)
+    assert found["total_us"] is None
+    assert len(found["kernels"]) > 10
+    assert all(kernel["registers"] > 0 for kernel in found["kernels"])
+    refused = tileinfer(*arguments, "-m", tiny, "--step", "verify", "--tokens", "20")
+    assert refused.code == 2
+    assert "a verify step takes 1 to 8 tokens, found 20" in refused.err

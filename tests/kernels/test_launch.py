@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import cuda.tile as ct
 import numpy as np
 import pytest
 
-from kernels.launch import GpuLauncher, check_array, with_hints
+from kernels.interpreter import InterpreterError, InterpreterLauncher
+from kernels.launch import GpuLauncher, check_array, launch, with_hints
 from kernels.specs import ArraySpec, RecordingLauncher
 from tests.kernels.kernels_for_tests import copy_kernel
 from tests.reference.random_arrays import DTYPES
@@ -99,3 +101,84 @@ def test_recorded_launches() -> None:
     [record] = launcher.records
     assert (record.name, record.grid, record.hints) == ("copy_kernel", (4, 1, 1), (("occupancy", 2),))
     assert record.identity() != record.__class__(copy_kernel, (4, 1, 1), (spec, spec, 16, 1)).identity()
+
+
+@ct.kernel
+def chained_kernel(x, y, N: ct.Constant[int], PDL: ct.Constant[bool]):
+    """y = x + 1, as a dependent or as a plain launch."""
+    if PDL:
+        ct.grid_dependency_control_launch_dependents()
+        ct.grid_dependency_control_wait()
+    ct.store(y, index=(0,), tile=ct.load(x, index=(0,), shape=(N,)) + 1.0)
+
+
+def chained(launcher: Any, x: Any, y: Any) -> None:
+    """A wrapper: it asks its launcher, as all do."""
+    launcher(chained_kernel, (1, 1, 1), (x, y, 16, launcher.pdl))
+
+
+def test_dependent_launch_is_a_choice_for_each_launch() -> None:
+    """Plain and dependent launches in one stream, recorded and interpreted; each body gets its own constant."""
+    launcher = RecordingLauncher("sm_90", pdl=True)
+    spec = ArraySpec(16, "float32")
+    for on in (None, False, True):
+        chained(launcher if on is None else launcher.with_pdl(on), spec, spec)
+    assert [record.pdl for record in launcher.records] == [True, False, True]
+    assert [record.args[-1] for record in launcher.records] == [True, False, True]
+
+    interpreter = InterpreterLauncher("sm_90", pdl=True)
+    arrays = [np.zeros(16, np.float32) for _ in range(5)]
+    for i, on in enumerate((True, False, False, True)):
+        chained(interpreter.with_pdl(on), arrays[i], arrays[i + 1])
+    interpreter.synchronize()
+    assert arrays[-1].tolist() == [4.0] * 16
+
+
+def test_a_target_without_dependent_launch_gets_plain_ones() -> None:
+    for make in (RecordingLauncher, InterpreterLauncher):
+        launcher = make("sm_89").with_pdl(True)
+        assert launcher.pdl is False
+        with pytest.raises(ValueError, match="needs sm_90 or newer"):
+            make("sm_89", pdl=True)
+    assert GpuLauncher(0, "sm_80", pdl=False).with_pdl(True).pdl is False
+    assert GpuLauncher(0, "sm_100", pdl=False).with_pdl(True).pdl is True
+
+
+def test_a_plain_launch_waits_for_the_chain_before_it() -> None:
+    """A dependent that forgets to wait is refused; the same body after a plain launch reads what is finished."""
+    launcher = InterpreterLauncher("sm_90", pdl=True)
+    x, y, z = (np.zeros(16, np.float32) for _ in range(3))
+    chained(launcher, x, y)
+    launcher.with_pdl(False)(chained_kernel, (1, 1, 1), (y, z, 16, False))
+    assert z.tolist() == [2.0] * 16
+    with pytest.raises(InterpreterError, match="wait"):
+        launcher(chained_kernel, (1, 1, 1), (y, z, 16, False))
+
+
+class TestLaunch:
+    """The functional form, with cuda-tile's own launch taken away."""
+
+    @pytest.fixture
+    def launched(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+        found: list[Any] = []
+        monkeypatch.setattr(
+            ct,
+            "launch",
+            lambda stream, grid, kernel, args, programmatic_dependent_launch=False: found.append(
+                (stream, grid, kernel, args, programmatic_dependent_launch)
+            ),
+        )
+        return found
+
+    def test_stream_hints_and_kind(self, launched: list[Any]) -> None:
+        launch(chained_kernel, (2, 1, 1), [1, 2], stream=77, arch="sm_90", dependent=True, occupancy=4)
+        [(stream, grid, kernel, args, dependent)] = launched
+        assert (stream, grid, args, dependent) == (77, (2, 1, 1), (1, 2), True)
+        assert kernel is with_hints(chained_kernel, occupancy=4)
+        assert kernel._compiler_options.occupancy == 4
+
+    @pytest.mark.parametrize(("arch", "dependent"), [("sm_89", True), ("sm_90", False)])
+    def test_plain(self, arch: str, dependent: bool, launched: list[Any]) -> None:
+        launch(chained_kernel, (1, 1, 1), (), stream=0, arch=arch, dependent=dependent)
+        assert launched[0][-1] is False
+        assert launched[0][2] is chained_kernel

@@ -15,11 +15,11 @@ import pytest
 
 from kernels import compile as compile_module
 from kernels.compile import CompileError
+from kernels.cubin_store import CubinStore
 from kernels.specs import ArraySpec, RecordingLauncher
 from tests.checkpoints import write_checkpoint
 from tests.reference import tiny_models
 from tileinfer_core.backends.cuda import load, warmup
-from tileinfer_core.backends.cuda.cubins import CubinStore
 from tileinfer_core.backends.cuda.interpreted import InterpretedDevice
 from tileinfer_core.backends.cuda.warmup import KernelWarmup
 from tileinfer_core.config import ModelConfig
@@ -60,7 +60,7 @@ def warm(runner, monkeypatch, tmp_path):
 
     def make(compile_all):
         monkeypatch.setattr(warmup, "compile_all", compile_all)
-        monkeypatch.setattr("tileinfer_core.backends.cuda.cubins.cache_dir", lambda: tmp_path / "cache")
+        monkeypatch.setattr("kernels.cache.cache_dir", lambda: tmp_path / "cache")
         made = KernelWarmup(
             runner.plans, runner.bucket_ends, runner.device, runner.buffers["length"], runner.prefill_chunk
         )
@@ -190,6 +190,7 @@ def test_a_kept_cubin_is_loaded_and_others_are_told_apart(tmp_path):
             assert (cubin, name, host, providers) == (b"\x7fELF\n" + symbol.encode(), symbol, None, ())
         assert Kernel.compiled == count
     assert CubinStore(tmp_path, "sm_80").path(Kernel(), "a") != store.path(Kernel(), "a")
+    assert store.seen == {Kernel()._pyfunc.__name__: ["a", "a", "b", "b", "a", "a"]}  # a kernel object each
 
 
 def test_a_folder_that_can_not_be_written_costs_only_time(tmp_path):
@@ -216,3 +217,40 @@ def test_records_of_real_kernels_are_found_by_their_signature(tmp_path):
     assert store.holds([first])
     assert not store.holds(launcher.records)
     assert np.all([record.kernel is first.kernel for record in launcher.records])
+
+
+def test_a_decode_step_that_compiles_is_told(runner, monkeypatch):
+    """Everything was compiled before; a launch that compiles all the same names its kernel, once."""
+    from tileinfer_core.backends.base import Warns
+    from tileinfer_core.sampling import SamplingParams
+
+    late = {"decode": ["linear_kernel_Kt2_x", "linear_kernel_Kt2_y", "sample_draw_kernel_Kt1_z"]}
+    record = runner.device.record
+
+    def compiling(step, carveout=None):
+        if any(launch.name.startswith("embedding_decode") for launch in step):
+            runner.device.compiled.extend(late.pop("decode", []))
+        return record(step, carveout)
+
+    monkeypatch.setattr(runner.device, "record", compiling)
+    assert isinstance(runner, Warns)
+    cache = runner.new_cache(64)
+    runner.prefill(cache, [1, 2, 3])
+    steps = runner.decode(cache, SamplingParams(temperature=0), None, 3)
+    next(steps)
+    [warning] = runner.take_warnings()
+    assert warning.startswith("a decode step waited while linear_kernel, sample_draw_kernel compiled (3 new)")
+    next(steps)
+    assert runner.take_warnings() == ()
+    steps.close()
+
+
+def test_a_store_without_a_folder_keeps_nothing_and_tells_of_each_compilation():
+    told = []
+    store = CubinStore(None, "sm_90", told.append)
+    kernel = Kernel()
+    store.install(kernel)
+    for _ in range(2):
+        assert kernel._compile(Signature("a"), None)[1] == "a"
+    assert told == ["a", "a"]
+    assert not store.holds([SimpleNamespace(kernel=kernel, signature=lambda: Signature("a"))])

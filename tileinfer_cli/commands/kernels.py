@@ -10,16 +10,24 @@ EXAMPLES = """
 Examples:
   tileinfer kernels list
   tileinfer kernels compile --arch sm_90 --model Qwen3-4B
+  tileinfer kernels probe padding --arch sm_90
 """
 
 
 def group() -> typer.Typer:
     """A new application with the commands."""
-    from tileinfer_cli.commands import kernels_compile, kernels_list
+    from tileinfer_cli.commands import (
+        kernels_cache,
+        kernels_census,
+        kernels_compile,
+        kernels_explain,
+        kernels_list,
+        kernels_probe,
+    )
 
     app = typer.Typer(cls=SectionedGroup, short_help=SHORT, epilog=EXAMPLES)
     app.callback()(run)
-    for module in (kernels_list, kernels_compile):
+    for module in (kernels_list, kernels_compile, kernels_cache, kernels_explain, kernels_probe, kernels_census):
         app.command(
             module.NAME,
             cls=SectionedCommand,

@@ -33,9 +33,9 @@ def run(
     as_json: JsonFlag = False,
     quiet: QuietFlag = False,
 ) -> None:
-    """Compile kernels into cuda-tile's cache, and show what each needs of a GPU.
+    """Compile kernels into the cache, and show what each needs of a GPU.
 
-    Compiled code is found again by this installation only: cuda-tile's cache keys include the source's folder.
+    A model whose kernels are there starts without compiling, also on another machine with the same versions.
     """
     from tileinfer_core import kernel_tools as tools
 

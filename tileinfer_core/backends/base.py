@@ -13,7 +13,7 @@ F feed-forward size, V vocabulary rows, C tokens in the cache with those of this
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -71,6 +71,14 @@ class Backend(Protocol[T]):
 
     def last_row(self, x: T) -> T:
         """x [T, D] -> [1, D]."""
+
+
+@runtime_checkable
+class Warns(Protocol):
+    """A runner that may notice something the user should know while it decodes."""
+
+    def take_warnings(self) -> tuple[str, ...]:
+        """What has been noticed since the last call."""
 
 
 class Runner(Protocol):

@@ -57,6 +57,10 @@ class Device(Protocol):
     def pdl(self) -> bool:
         """Whether kernels are chained by programmatic dependent launch."""
 
+    @property
+    def compiled(self) -> Sequence[str]:
+        """Symbols of the kernels that launches had to compile, in order."""
+
     def memory(self) -> DeviceMemory: ...
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Array:

@@ -15,19 +15,19 @@ import cupy
 import numpy as np
 
 from kernels.carveout import set_carveout
-from kernels.launch import GpuLauncher
+from kernels.cubin_store import CubinStore
+from kernels.launch import GpuLauncher, supports_pdl
 from tileinfer_core.backends.cuda.device import DeviceMemory
 from tileinfer_core.dtypes import BFLOAT16
 from tileinfer_core.errors import BackendError, BackendUnavailableError, OutOfMemoryError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from kernels.specs import Recorded
     from tileinfer_core.backends.cuda.device import Array, Event, Graph, HostArray
 
 runtime = cupy.cuda.runtime
-FIRST_PDL_ARCH = 90
 HINT = "`tileinfer doctor` checks driver, compiler and CuPy; --backend cpu runs without them"
 CAPTURE_RELAXED = 2  # a kernel that is loaded while capturing must not end the capture
 
@@ -87,10 +87,22 @@ class GpuDevice:
         except runtime.CUDARuntimeError as error:
             raise BackendUnavailableError(f"CuPy can't use the GPU: {error}", hint=HINT) from error
         self.name: str = properties["name"].decode()
-        self.pdl = int(self._device.compute_capability) >= FIRST_PDL_ARCH
+        self.pdl = supports_pdl(self.arch)
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._readback = cupy.cuda.Stream(non_blocking=True)
         self._launcher = GpuLauncher(self._stream.ptr, self.arch, pdl=self.pdl)
+        self.compiled: list[str] = []
+        self._store = CubinStore.beside_cache(self.arch, self.compiled.append)
+
+    @property
+    def specialisations(self) -> Mapping[str, Sequence[str]]:
+        """Kernel -> symbols of the forms that launches have loaded or compiled; docs/launching.md reads them."""
+        return self._store.seen
+
+    @property
+    def stream(self) -> Any:
+        """The stream of the steps (cupy.cuda.Stream), for who times them."""
+        return self._stream
 
     def memory(self) -> DeviceMemory:
         return DeviceMemory(*self._device.mem_info)
@@ -151,8 +163,11 @@ class GpuDevice:
 
     def _launch(self, launch: Recorded) -> None:
         try:
+            self._store.install(launch.kernel)
             x, y, z = launch.grid
-            self._launcher(launch.kernel, (x, y, z), launch.args)
+            same = launch.pdl is None or launch.pdl == self.pdl
+            launcher = self._launcher if same else self._launcher.with_pdl(bool(launch.pdl))
+            launcher(launch.kernel, (x, y, z), launch.args)
         except Exception as error:
             constants = [arg for arg in launch.args if isinstance(arg, (bool, int, float))]
             what = f"{launch.name} (grid {launch.grid}, constants {constants})"

@@ -58,6 +58,7 @@ class InterpretedDevice:
         self.pdl = pdl
         self.recorded = 0
         self.replays = 0
+        self.compiled: list[str] = []
         self._launcher = InterpreterLauncher(arch, pdl=pdl, shuffle_seed=shuffle_seed)
         self._total = memory_bytes
         self._used = 0
@@ -110,7 +111,9 @@ class InterpretedDevice:
     def run(self, step: Sequence[Recorded]) -> None:
         self._launcher.synchronize()
         for launch in step:
-            self._launcher(launch.kernel, launch.grid, launch.args)
+            same = launch.pdl is None or launch.pdl == self.pdl
+            launcher = self._launcher if same else self._launcher.with_pdl(bool(launch.pdl))
+            launcher(launch.kernel, launch.grid, launch.args)
 
     def record(self, step: Sequence[Recorded], carveout: int | None = None) -> Graph:  # noqa: ARG002 - the protocol's
         self.recorded += 1

@@ -88,6 +88,15 @@ class Plans:
         self._arch = arch
         self._pdl = pdl
 
+    @property
+    def weights(self) -> DecoderWeights[Array]:
+        return self._weights
+
+    @property
+    def block_table(self) -> Array:
+        """The device's, of the sequence in work."""
+        return self._table
+
     def _pages(self, index: int) -> ops.Pages:
         return self._pool.k[index], self._pool.v[index], self._table, self._pool.scales[index]
 

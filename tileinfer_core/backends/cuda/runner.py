@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kernels.cache import kernel_of
 from kernels.carveout import step_carveout
 from tileinfer_core.backends.cuda import buffers as buf
 from tileinfer_core.backends.cuda import ops
@@ -27,8 +28,9 @@ from tileinfer_core.kv_cache import KvCache
 from tileinfer_core.models.decoder import bind
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 
+    from kernels.specs import Recorded
     from tileinfer_core.backends.base import BoolArray, Float32Array
     from tileinfer_core.backends.cuda.device import Array, Device, Event, HostArray
     from tileinfer_core.backends.cuda.memory import MemoryPlan
@@ -82,10 +84,15 @@ class CudaRunner:
         self._sampling = SamplingState(device, self.buffers, self._vocab)
         self._chunks = _ChunkInputs(device, self.buffers)
         self._eval_logits: Array | None = None
+        self._warnings: list[str] = []
         self._waiting: tuple[KvCache, int, int] | None = None  # whose last chunk it was, length then, its last row
 
     def new_cache(self, max_tokens: int) -> KvCache:
         return KvCache(SequencePages(self.pool), min(max_tokens, self.context_limit))
+
+    def show_pages(self, block_table: Sequence[int]) -> None:
+        """Put a sequence's pages where the steps look for them, without running any."""
+        self._table.update(block_table)
 
     # -- prefill
 
@@ -145,8 +152,8 @@ class CudaRunner:
         first = cache.length - prompt_tokens
         self._sampling.begin(params, valid_ids, cache.token_ids, prompt_tokens)
         self.device.copy(self.buffers["residual"], self.buffers["rows_residual"][row : row + 1])
-        self.graphs.launch("head", self.plans.head)
-        self.graphs.launch("sample", self.plans.sample)
+        self._launch("head", self.plans.head)
+        self._launch("sample", self.plans.sample)
         pending = self._sampling.fetch(first)
         step = first
         try:
@@ -170,8 +177,24 @@ class CudaRunner:
             return error, None
         self._table.update(cache.block_table)
         end = next(end for end in self.bucket_ends if cache.length < end)
-        self.graphs.launch(("decode", end), lambda: self.plans.decode(end), carveout=self.carveout)
+        self._launch(("decode", end), lambda: self.plans.decode(end), self.carveout)
         return None, self._sampling.fetch(step)
+
+    def _launch(self, key: Hashable, plan: Callable[[], Sequence[Recorded]], carveout: int | None = None) -> None:
+        """A part of a decode step. Everything was compiled before the first token: that it was not is worth a word."""
+        known = len(self.device.compiled)
+        self.graphs.launch(key, plan, carveout=carveout)
+        if compiled := self.device.compiled[known:]:
+            names = ", ".join(dict.fromkeys(kernel_of(symbol) for symbol in compiled))
+            self._warnings.append(
+                f"a decode step waited while {names} compiled ({len(compiled)} new); "
+                "`tileinfer kernels explain` says what makes a kernel distinct"
+            )
+
+    def take_warnings(self) -> tuple[str, ...]:
+        found = tuple(self._warnings)
+        self._warnings.clear()
+        return found
 
     def ceilings(self) -> tuple[float, float]:
         """Bytes per second of a copy and of a read-only stream, measured now."""

@@ -1,16 +1,15 @@
 """All kernels of a model compiled in parallel before the first token, and loaded onto the device.
 
 A model's plans name every kernel with the arrays it will get, so what is compiled is what will be launched. Results go
-to disk (cubins.py): on the next run nothing is compiled again. Then each kernel is launched once, on one layer and the
-scratch page, because the driver loads a kernel at its first launch. Both happen in a thread while the weights are read:
-tileiras runs in processes of its own, and reading files holds no lock of Python's.
+to disk (kernels/cubin_store.py): on the next run nothing is compiled again. Then each kernel is launched once, on one
+layer and the scratch page, because the driver loads a kernel at its first launch. Both happen in a thread while the
+weights are read: tileiras runs in processes of its own, and reading files holds no lock of Python's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import threading
 import time
 from pathlib import Path
@@ -18,10 +17,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kernels.compile import CompileError, compile_all, distinct
+from kernels.compile import CompileError, CompileTimeoutError, compile_all, distinct
+from kernels.cubin_store import CubinStore
+from kernels.processes import children, end_tree
 from tileinfer_core.backends.cuda.buffers import ROW_STEP
-from tileinfer_core.backends.cuda.cubins import CubinStore
-from tileinfer_core.errors import BackendError
+from tileinfer_core.compiler_settings import MORE_TIME, compiler_timeout, timeout_text
+from tileinfer_core.errors import BackendError, CompilerTimeoutError
 from tileinfer_core.progress import ProgressEvent
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 TASK = "compile kernels"
 MAX_COMPILERS = 8
 COMPILER = "tileiras"
-HINT = "`tileinfer doctor` looks at the compiler; --compiler-timeout gives it more time"
+HINT = "`tileinfer doctor` looks at the compiler"
 PREFILL_ROWS = (ROW_STEP, 128, 256, 512, 1024, 2048)  # lengths at which the kernels' configurations change
 
 
@@ -104,15 +105,12 @@ class KernelWarmup:
         try:
             records = distinct(self.records())
             store = CubinStore.beside_cache(self._device.arch)
-            if store is None or not store.holds(records):
+            if not store.holds(records):
                 self._compiling = True
                 try:
                     self._compile(records)
                 finally:
                     self._compiling = False
-            if store is not None:
-                for record in records:
-                    store.install(record.kernel)
             self._prime(records)
         except Exception as error:  # handed over to `finish`
             self._error = error
@@ -123,11 +121,12 @@ class KernelWarmup:
     def _compile(self, records: Sequence[Recorded]) -> None:
         start = time.perf_counter()
         workers = min(MAX_COMPILERS, os.cpu_count() or 1)
+        timeout = compiler_timeout()
         results = compile_all(
             records,
             self._device.arch,
             workers=workers,
-            timeout=compiler_timeout(),
+            timeout=timeout,
             on_progress=self._count,
             cancelled=self._cancelled,
         )
@@ -135,6 +134,9 @@ class KernelWarmup:
             for result in results:
                 if self._cancelled.is_set():
                     return
+                if isinstance(result, CompileTimeoutError):
+                    text = timeout_text(result.kernel, result.arch, timeout)
+                    raise CompilerTimeoutError(text, hint=MORE_TIME) from result
                 if isinstance(result, CompileError):
                     hint = result.hint or HINT
                     raise BackendError(f"the kernel {result}", hint=hint) from result
@@ -157,14 +159,8 @@ class KernelWarmup:
 
 
 def stop_compilers() -> None:
-    """End this process's own tileiras processes. Linux only; elsewhere they run to their end."""
-    for children in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError, ValueError):
-            for pid in map(int, children.read_text(encoding="ascii").split()):
-                if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").startswith(COMPILER):
-                    os.kill(pid, signal.SIGTERM)
-
-
-def compiler_timeout() -> float:
-    """Seconds for one kernel. cuda-tile's own variable, so that launches outside the warm-up keep it too."""
-    return float(os.environ.get("CUDA_TILE_COMPILER_TIMEOUT_SEC") or 300)
+    """End this process's own tileiras processes, with what they run. Linux only; elsewhere they run to their end."""
+    for pid in children(os.getpid()):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").startswith(COMPILER):
+                end_tree(pid)

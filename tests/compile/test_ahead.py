@@ -1,0 +1,126 @@
+"""What was compiled ahead starts the engine without compiling, and a compiler that takes too long is ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import cuda.tile as ct
+import pytest
+
+from kernels import compile as compiler
+from kernels.cache import cache_dir, entries
+from kernels.compile import CompileTimeoutError, Recorded, compile_all, compile_one
+from kernels.processes import children
+from kernels.specs import ArraySpec
+from tests.checkpoints import write_checkpoint
+from tests.kernels.kernels_for_tests import copy_kernel
+from tests.reference import tiny_models
+from tileinfer_core import kernel_tools
+from tileinfer_core.backends.cuda import load
+from tileinfer_core.backends.cuda.interpreted import InterpretedDevice
+from tileinfer_core.config import ModelConfig
+from tileinfer_core.errors import CompilerTimeoutError
+from tileinfer_core.models.define import define_from_files
+from tileinfer_core.progress import silent
+from tileinfer_core.weights import WeightFiles
+
+
+class ZeroedDevice(InterpretedDevice):
+    """The warm-up's launches read what nothing has written yet."""
+
+    def empty(self, shape: Any, dtype: str) -> Any:
+        return self.zeros(shape, dtype)
+
+
+def copy_record(length: int = 1024) -> Recorded:
+    spec = ArraySpec(length, "float32")
+    return Recorded(copy_kernel, (1, 1, 1), (spec, spec, 128, False))
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CUDA_TILE_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_the_engine_starts_without_compiling(own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tile IR is made for every kernel; one real cubin stands for all, for their code does not matter here."""
+    config = {**tiny_models.VARIANTS["qwen3-tied"], "head_dim": 64}
+    arrays = {t: tiny_models._values(t, shape) for t, shape in tiny_models.shapes(config).items()}
+    files = WeightFiles.open(write_checkpoint(tmp_path / "model", config, arrays, dtype="BF16"))
+    model, _ = define_from_files(ModelConfig.load(files.folder), files)
+    code = compiler._tileiras(compiler._job(copy_record(), "sm_90"), 60)
+    runs: list[str] = []
+    monkeypatch.setattr(compiler, "_tileiras", lambda job, _timeout: runs.append(job.symbol) or code)
+    shape = ("tiny", kernel_tools.shape_of(model.config), "bfloat16")
+    ahead = list(kernel_tools.compile_kernels(["sm_90"], [shape], workers=1))
+    assert len(runs) == len(ahead) > 20
+    assert len(entries(own_cache)) == 2 * len(ahead)
+
+    monkeypatch.setattr(compiler, "_job", lambda record, _arch: pytest.fail(f"Tile IR was made for {record.name}"))
+    device = ZeroedDevice("sm_90")
+    runner = load.load_runner(model, files, device, context=4096, on_progress=silent, prefill_chunk=2048)
+    assert runner.compile_s == 0
+    assert len(runs) == len(ahead)
+    assert len(entries(own_cache)) == 2 * len(ahead)
+
+
+def test_without_a_cache_nothing_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUDA_TILE_CACHE_DIR", "off")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_dir() is None
+    for _ in range(2):
+        assert not compile_one(copy_record(), "sm_90", disassemble="never").cached
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_size_limit_holds_for_what_is_compiled_ahead(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    list(compile_all([copy_record()], "sm_90"))
+    [own] = [entry for entry in entries(own_cache) if entry.store == "tileinfer"]
+    monkeypatch.setenv("CUDA_TILE_CACHE_SIZE", str(3 * own.size))
+    list(compile_all([copy_record(1000)], "sm_90"))
+    found = entries(own_cache)
+    assert sum(entry.size for entry in found) <= 3 * own.size
+    assert len(found) == 2 or {entry.symbol for entry in found[:2]} == {copy_record(1000).signature().symbol}
+
+
+def test_a_time_out_is_an_error_of_its_own(own_cache: Path) -> None:
+    with pytest.raises(CompileTimeoutError, match=r"copy_kernel for sm_90: .*its timeout of 0.01 s"):
+        compile_one(copy_record(), "sm_90", timeout=0.01, disassemble="never")
+    assert children(os.getpid()) == []
+    assert entries(own_cache) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_time_out_ends_the_compiler_and_what_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """tileiras runs ptxas, which would go on by itself, for minutes."""
+    script = tmp_path / "tileiras"
+    script.write_text(f"#!/bin/sh\nsleep 60 &\necho $! > {tmp_path}/ptxas\nwait\n")
+    script.chmod(0o755)
+    found = dataclasses.replace(compiler._find_compiler_bin(), path=str(script))
+    monkeypatch.setattr(compiler, "_find_compiler_bin", lambda: found)
+    start = time.monotonic()
+    with pytest.raises(ct.TileCompilerTimeoutError, match=r"exceeded its timeout of 0\.5 s"):
+        compiler._run_tileiras([], [], 0.5)
+    assert time.monotonic() - start < 10
+    below = int((tmp_path / "ptxas").read_text())
+    assert not Path(f"/proc/{below}").exists() or "Z" in Path(f"/proc/{below}/stat").read_text()
+    assert children(os.getpid()) == []
+
+
+def test_a_time_out_as_the_command_reports_it(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_TILE_COMPILER_TIMEOUT_SEC", "0.01")
+    model = ("x", next(iter(kernel_tools.MODELS.values())), "float16")
+    norms = list(kernel_tools.catalogue.entries("sm_90", models=[model], families=["kernels.norm"]))
+    monkeypatch.setattr(kernel_tools.catalogue, "entries", lambda *_, **__: norms)
+    results = list(kernel_tools.compile_kernels(["sm_90"], [model], workers=1))
+    error = kernel_tools.failure(results)
+    assert isinstance(error, CompilerTimeoutError)
+    assert error.exit_code == 8
+    assert str(error).startswith("the compiler took longer than 0.01 s over rms_norm_kernel for sm_90, and was ended")
+    assert error.hint == "--compiler-timeout-seconds gives it more time"

@@ -1,0 +1,197 @@
+"""The arithmetic of the lab's timers, with CuPy's clock replaced by one that charges known times.
+
+What a GPU really takes is for a GPU; here a graph takes a fixed overhead and so much for each launch in it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any, Self
+
+import numpy as np
+import pytest
+
+pytest.importorskip("cuda.tile")
+
+from kernels.interpreter import InterpreterLauncher
+from kernels.lab.probe import find
+from tileinfer_core.backends.cuda.census_steps import Step
+
+OVERHEAD = 7.5  # µs of a graph before its first launch
+MODULES = ("gpu", "probe_times", "census_times")
+
+
+class Clock:
+    """Microseconds on the device."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.cost: Any = lambda _launch: 1.0
+
+    def replay(self, launches: list[Any]) -> None:
+        self.now += OVERHEAD + sum(self.cost(launch) for launch in launches)
+
+
+class Event:
+    clock: Clock
+
+    def __init__(self, **_: Any) -> None:
+        self.at = 0.0
+
+    def record(self, _stream: Any = None) -> None:
+        self.at = self.clock.now
+
+    def synchronize(self) -> None: ...
+
+
+class Stream:
+    """Runs launches in the interpreter at once; a captured graph is their list."""
+
+    ptr = 1
+    captured: list[Any] | None = None
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def begin_capture(self) -> None:
+        Stream.captured = []
+
+    def end_capture(self) -> Any:
+        launches, Stream.captured = Stream.captured or [], None
+        return SimpleNamespace(launch=lambda _stream: self.clock.replay(launches))
+
+    def synchronize(self) -> None: ...
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """A stand-in for CuPy over NumPy, and the modules that import it, made anew and forgotten afterwards."""
+    made = Clock()
+    monkeypatch.setattr(Event, "clock", made, raising=False)
+    runtime = SimpleNamespace(CUDARuntimeError=RuntimeError)
+    cuda = SimpleNamespace(
+        runtime=runtime,
+        Event=Event,
+        Stream=lambda **_: Stream(made),
+        Device=lambda *_: SimpleNamespace(synchronize=lambda: None),
+        get_elapsed_time=lambda start, stop: (stop.at - start.at) / 1e3,
+    )
+    fake = ModuleType("cupy")
+    names = {"cuda": cuda, "ndarray": np.ndarray, "empty": np.empty, "asarray": np.asarray, "asnumpy": np.array}
+    names |= {"ascontiguousarray": np.ascontiguousarray}
+    names |= {"get_default_memory_pool": lambda: SimpleNamespace(free_all_blocks=lambda: None)}
+    for name, value in names.items():
+        setattr(fake, name, value)
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    for name in MODULES:
+        monkeypatch.delitem(sys.modules, f"tileinfer_core.backends.cuda.{name}", raising=False)
+    yield made
+    for name in MODULES:
+        sys.modules.pop(f"tileinfer_core.backends.cuda.{name}", None)
+
+
+def module(name: str) -> Any:
+    return importlib.import_module(f"tileinfer_core.backends.cuda.{name}")
+
+
+def shrink(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time the small sizes, which the interpreter can run."""
+    arrays, variants = probe.arrays(small=True), probe.variants(small=True)
+    monkeypatch.setattr(type(probe), "arrays", lambda _self, *, small: arrays)
+    monkeypatch.setattr(type(probe), "variants", lambda _self, *, small: variants)
+
+
+def test_variants_are_timed_by_launch(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = module("probe_times")
+    [probe] = find(["topk"])
+    shrink(probe, monkeypatch)
+    interpreter = InterpreterLauncher("sm_90")
+    told: list[Any] = []
+
+    def launch(kernel: Any, grid: Any, args: Any, *, stream: int, arch: str, dependent: bool) -> None:
+        told.append((stream, arch, dependent))
+        if Stream.captured is None:
+            interpreter(kernel, grid, args)
+        else:
+            Stream.captured.append(kernel._pyfunc.__name__)
+
+    monkeypatch.setattr(times, "launch", launch)
+    monkeypatch.setattr(times, "GpuDevice", lambda: SimpleNamespace(arch="sm_90", name="a GPU"))
+    monkeypatch.setattr(times, "HOST_LAUNCHES", 1)
+    cost = {"one_block": 40.0, "chunk_winners": 3.0, "winners_of_winners": 2.0}
+    clock.cost = cost.__getitem__
+    timer = times.ProbeTimer()
+    monkeypatch.setattr(timer, "_poison", lambda array: array.fill(0))
+    alone, two, small_chunks = timer.time(probe)
+    assert (alone.error, two.error, small_chunks.error) == (None, None, None)
+    repeats = int(times.GRAPH_US / (40.0 + OVERHEAD))
+    assert alone.median == pytest.approx(40.0 + OVERHEAD / repeats)
+    assert (two.least, two.median, two.mean) == pytest.approx([5.0 + OVERHEAD / times.MOST_REPEATS] * 3)
+    assert (alone.bits, two.bits, small_chunks.bits) == (None, True, True)
+    assert two.launches == 2 * times.MOST_REPEATS * times.REPLAYS
+    assert all(each.launch > 0 for each in (alone, two))
+    assert set(told) == {(1, "sm_90", False)}
+
+
+def test_a_variant_that_differs_is_an_error_not_a_time(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = module("probe_times")
+    [probe] = find(["helpers"])
+    monkeypatch.setattr(times, "GpuDevice", lambda: SimpleNamespace(arch="sm_90", name="a GPU"))
+    shrink(probe, monkeypatch)
+    names = itertools.count()
+    monkeypatch.setattr(times, "launch", lambda _k, _g, args, **_: args[1].fill(next(names)))
+    timer = times.ProbeTimer()
+    monkeypatch.setattr(timer, "_poison", lambda array: array.fill(np.nan))
+    first, *others = timer.time(probe)
+    assert first.error is None
+    assert all("differs by" in str(each.error) and each.median == 0 for each in others)
+
+
+class FakeDevice:
+    """Graphs that take what their launches cost; a launch is a string."""
+
+    arch, name = "sm_90", "a GPU"
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.stream, self.lengths = clock, Stream(clock), 0
+
+    def empty(self, shape: Any, _dtype: str) -> Any:
+        return np.zeros(1)
+
+    def clear(self, _array: Any) -> None:
+        self.clock.now += 60.0  # not between the events
+
+    def copy_in(self, _target: Any, _source: Any) -> None:
+        self.lengths += 1
+
+    def run(self, _launches: Any) -> None: ...
+
+    def record(self, launches: Any, _carveout: Any = None) -> Any:
+        return SimpleNamespace(launch=lambda: self.clock.replay(list(launches)))
+
+
+def test_a_step_is_cut_into_what_each_launch_adds(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = module("census_times")
+    monkeypatch.setattr(times, "label", lambda launch: launch.split()[0])
+    device = FakeDevice(clock)
+    cost = {"embed": 1.5, "qkv 0": 4.0, "qkv 1": 4.0, "down 0": 6.0, "down 1": 7.0, "head": 70.0}
+    clock.cost = cost.__getitem__
+    launches = ["embed", "qkv 0", "down 0", "qkv 1", "down 1", "head"]
+    runner = SimpleNamespace(device=device, carveout=None, buffers={"length": None})
+    seen: list[int] = []
+    found = times.StepTimer(runner, Step("decode", 1, 512), seen.append).time(launches)
+    assert found.overhead == pytest.approx(OVERHEAD)
+    assert found.added == pytest.approx([cost[launch] for launch in launches])
+    assert sum(found.added) == pytest.approx(found.whole) == pytest.approx(92.5)
+    assert found.alone == pytest.approx([1.5, 4.0, 7.0, 4.0, 7.0, 70.0])  # the first of a chain sets the start
+    assert found.loop == pytest.approx(92.5 + OVERHEAD)
+    assert seen == [1, 2, 3, 4, 5, 6]
+    assert device.lengths > 6 * times.REPLAYS

@@ -1,0 +1,166 @@
+"""When each kernel of a step ends, on a GPU, inside the captured graph and with dependent launch as the engine has it.
+
+Kernels of one step overlap, and an event between two of them would tie them apart. So the step is cut: the graph of
+its first i launches takes until launch i is done, and what a kernel adds is the difference to the graph before. The
+sum of the differences is the whole; the whole is measured for itself as well. Before each replay 256 MB are
+overwritten, so that weights come from memory. What a graph costs before its first kernel is measured with copies of
+the first kernel and left out.
+
+`alone` is a launch in a chain of its own kind, over all layers: the difference to its time in the step is the gap
+before it, or, below zero, how much it overlaps the kernel before.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import cupy
+import numpy as np
+
+from kernels.lab.census import label
+from tileinfer_core.backends.cuda.gpu import device_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kernels.specs import Recorded
+    from tileinfer_core.backends.cuda.census_steps import Step
+    from tileinfer_core.backends.cuda.gpu import GpuDevice
+    from tileinfer_core.backends.cuda.runner import CudaRunner
+
+WARMUP, REPLAYS, WHOLE_REPLAYS = 2, 15, 41
+FLUSH_BYTES = 256 << 20
+COPIES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Microseconds. `added[i]` is what launch i adds to the step, `alone[i]` its time in a chain of its own kind.
+
+    `whole` is the step measured for itself, before and after the cuts; `loop` is one of many steps without a pause.
+    """
+
+    added: tuple[float, ...]
+    alone: tuple[float, ...]
+    whole: float
+    loop: float
+    overhead: float
+
+
+def prepare(runner: CudaRunner, step: Step) -> None:
+    """Pages of its own for every position, so that keys and values come from where an answer's would."""
+    cache = runner.new_cache(step.context)
+    cache.reserve(step.context)
+    runner.show_pages(cache.block_table)
+    runner.device.copy_in(runner.buffers["start"], np.full(1, step.context - step.tokens, np.int32))
+    _set_length(runner, step)
+
+
+def _set_length(runner: CudaRunner, step: Step) -> None:
+    """Each whole step adds one."""
+    runner.device.copy_in(runner.buffers["length"], np.full(1, step.context, np.int32))
+
+
+class StepTimer:
+    """Times the launches of one step."""
+
+    def __init__(self, runner: CudaRunner, step: Step, on_done: Callable[[int], None] = lambda _: None) -> None:
+        self._runner, self._step, self._on_done = runner, step, on_done
+        self._device = cast("GpuDevice", runner.device)
+        self._stream = self._device.stream
+        self._flush = self._device.empty((FLUSH_BYTES,), "int8")
+        self._carveout = runner.carveout if step.kind == "decode" else None
+
+    def time(self, launches: Sequence[Recorded]) -> StepTimes:
+        self._device.run(launches)  # loads every kernel
+        first = launches[0]
+        single = self._us([first], REPLAYS)
+        several = self._us([first] * (1 + COPIES), REPLAYS)
+        overhead = single - (several - single) / COPIES
+        before = self._us(launches, WHOLE_REPLAYS)
+        ends = [overhead]
+        for count in range(1, len(launches) + 1):
+            ends.append(self._us(launches[:count], REPLAYS))
+            self._on_done(count)
+        after = self._us(launches, WHOLE_REPLAYS)
+        return StepTimes(
+            added=tuple(end - start for start, end in itertools.pairwise(ends)),
+            alone=self._alone(launches),
+            whole=statistics.mean((before, after)) - overhead,
+            loop=self._loop(launches),
+            overhead=overhead,
+        )
+
+    def _us(self, launches: Sequence[Recorded], replays: int) -> float:
+        """Median of one replay."""
+        graph = self._device.record(launches, self._carveout)
+        times = []
+        for _ in range(WARMUP + replays):
+            _set_length(self._runner, self._step)
+            self._device.clear(self._flush)
+            start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+            start.record(self._stream)
+            graph.launch()
+            stop.record(self._stream)
+            with device_errors():
+                stop.synchronize()
+            times.append(cupy.cuda.get_elapsed_time(start, stop) * 1e3)
+        return float(statistics.median(times[WARMUP:]))
+
+    def _alone(self, launches: Sequence[Recorded]) -> tuple[float, ...]:
+        groups: dict[str, list[Recorded]] = defaultdict(list)
+        for launch in launches:
+            groups[label(launch)].append(launch)
+        found: dict[str, float] = {}
+        for name, members in groups.items():
+            chain = members if len(members) > 1 else members * COPIES
+            one = self._us(chain[:1], REPLAYS)
+            found[name] = (self._us(chain, REPLAYS) - one) / (len(chain) - 1)
+        return tuple(found[label(launch)] for launch in launches)
+
+    def _loop(self, launches: Sequence[Recorded]) -> float:
+        graph = self._device.record(launches, self._carveout)
+        _set_length(self._runner, self._step)
+        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+        graph.launch()
+        _set_length(self._runner, self._step)
+        start.record(self._stream)
+        for _ in range(WHOLE_REPLAYS):
+            graph.launch()
+        stop.record(self._stream)
+        with device_errors():
+            stop.synchronize()
+        return float(cupy.cuda.get_elapsed_time(start, stop)) * 1e3 / WHOLE_REPLAYS
+
+
+def matrix_rate(device: Any) -> float:
+    """Operations per second of the engine's own product at 4,096 x 4,096 x 4,096: the bound of a long prefill."""
+    from kernels.linear_prefill import LinearPrefillConfig, linear_prefill  # noqa: PLC0415 - one step kind needs it
+    from kernels.specs import RecordingLauncher  # noqa: PLC0415
+    from tileinfer_core.backends.cuda.ops import configured  # noqa: PLC0415
+
+    side, repeats = 4096, 10
+    x, w, y = (device.zeros((side, side), "bfloat16") for _ in range(3))
+    noise = np.random.default_rng(0).standard_normal((64, side), np.float32).astype(x.dtype)
+    for array in (x, w):
+        for first in range(0, side, len(noise)):
+            device.copy_in(array[first : first + len(noise)], noise)
+    launcher = RecordingLauncher(device.arch, pdl=device.pdl)
+    config = configured(LinearPrefillConfig, "linear_prefill", device.arch, tokens=side, n=side, k=side)
+    linear_prefill(launcher, x, w, y, config=config)
+    device.run(launcher.records)
+    graph = device.record(launcher.records * repeats)
+    times = []
+    for _ in range(7):
+        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+        start.record(device.stream)
+        graph.launch()
+        stop.record(device.stream)
+        with device_errors():
+            stop.synchronize()
+        times.append(cupy.cuda.get_elapsed_time(start, stop) * 1e-3 / repeats)
+    return float(2 * side**3 / min(times))
