@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from kernels.shapes import ModelShape
 
 TOGETHER = 8  # tokens whose digits alternate
-TILE = 4096  # columns that a block takes at once
+TILE = 2048  # columns that a block takes at once
 
 
 @ct.kernel
 def digits_kernel(x, digits, scales, C: Int, NC: Int, PDL: Bool):
     """digits[t // 8, 0, t % 8] = hi, digits[t // 8, 1, t % 8] = lo of x[t] / scales[t].
 
-    x [T, columns] half, digits [T / 8, 2, 8, columns] int8, scales [T, 1] float32. Grid: T blocks, one token each, whose
-    NC tiles of C columns stay in registers. float32, rounded to the nearest digit pair; a row of zeros has a scale above
-    zero. The last tile may hang over: zeros in, nothing out.
+    x [T, columns] half, digits [T / 8, 2, 8, columns] int8, scales [T, 1] float32. Grid: T blocks, one token each,
+    whose NC tiles of C columns stay in registers. float32, rounded to the nearest digit pair; a row of zeros has a
+    scale above zero. The last tile may hang over: zeros in, nothing out.
     """
     t = ct.bid(0)
     if PDL:
