@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
-from kernels.int8_dot import LARGEST, two_digits
+from kernels.int8_dot import LARGEST, largest_of, two_digits
 from kernels.launch import check_array
 from kernels.notation import HALF, ZERO, Bool, Int
 from kernels.specs import ArraySpec
@@ -25,26 +25,31 @@ if TYPE_CHECKING:
     from kernels.shapes import ModelShape
 
 TOGETHER = 8  # tokens whose digits alternate
+TILE = 2048  # columns that a block takes at once
 
 
 @ct.kernel
-def digits_kernel(x, digits, scales, K: Int, PDL: Bool):
+def digits_kernel(x, digits, scales, C: Int, NC: Int, PDL: Bool):
     """digits[t // 8, 0, t % 8] = hi, digits[t // 8, 1, t % 8] = lo of x[t] / scales[t].
 
-    x [T, columns] half, digits [T / 8, 2, 8, columns] int8, scales [T, 1] float32. Grid: T blocks of one token. K: the
-    columns up to a power of two. float32, rounded to the nearest digit pair; a row of zeros has a scale above zero.
-    Rows hang over: zeros in, nothing out.
+    x [T, columns] half, digits [T / 8, 2, 8, columns] int8, scales [T, 1] float32. Grid: T blocks, one token each,
+    whose NC tiles of C columns stay in registers. float32, rounded to the nearest digit pair; a row of zeros has a
+    scale above zero. The last tile may hang over: zeros in, nothing out.
     """
     t = ct.bid(0)
     if PDL:
         ct.grid_dependency_control_launch_dependents()
         ct.grid_dependency_control_wait()
-    row = ct.load(x, index=(t, 0), shape=(1, K), padding_mode=ZERO, allow_tma=False).astype(ct.float32)
-    top = ct.maximum(ct.max(ct.abs(row), axis=1, keepdims=True), 1e-30)
-    hi, lo = two_digits(row * (LARGEST / top))
+    row = tuple(
+        ct.load(x, index=(t, j), shape=(1, C), padding_mode=ZERO, allow_tma=False) for j in ct.static_iter(range(NC))
+    )
+    top = largest_of(row, C, NC)
+    unit = LARGEST / top
     group, place = t // TOGETHER, t % TOGETHER
-    ct.store(digits, index=(group, 0, place, 0), tile=hi.astype(ct.int8).reshape((1, 1, 1, K)), allow_tma=False)
-    ct.store(digits, index=(group, 1, place, 0), tile=lo.astype(ct.int8).reshape((1, 1, 1, K)), allow_tma=False)
+    for j in ct.static_iter(range(NC)):
+        hi, lo = two_digits(row[j].astype(ct.float32) * unit)
+        ct.store(digits, index=(group, 0, place, j), tile=hi.astype(ct.int8).reshape((1, 1, 1, C)), allow_tma=False)
+        ct.store(digits, index=(group, 1, place, j), tile=lo.astype(ct.int8).reshape((1, 1, 1, C)), allow_tma=False)
     ct.store(scales, index=(t, 0), tile=top * (1.0 / LARGEST), allow_tma=False, check_bounds=False)
 
 
@@ -62,7 +67,8 @@ def token_digits(launcher: Launcher, x: Any, digits: Any, scales: Any) -> None:
     check_array(f"{op}: digits", digits, (2 * tokens, k), "int8", align=16)
     check_array(f"{op}: scales", scales, (tokens, 1), "float32", align=16)
     rows = digits.reshape(tokens // TOGETHER, 2, TOGETHER, k)
-    launcher(digits_kernel, (tokens, 1, 1), (x, rows, scales, 1 << (k - 1).bit_length(), launcher.pdl))
+    tile = min(TILE, 1 << (k - 1).bit_length())
+    launcher(digits_kernel, (tokens, 1, 1), (x, rows, scales, tile, -(-k // tile), launcher.pdl))
 
 
 def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:

@@ -57,7 +57,7 @@ def test_dequantise(machine: Any, rows: int, k: int, group: int, dtype: str) -> 
     np.testing.assert_array_equal(machine.host(out), dequantised(w, scale).astype(np.float32).astype(out.dtype))
 
 
-@pytest.mark.parametrize(("tokens", "k"), [(8, 64), (24, 576), (16, 2560)])
+@pytest.mark.parametrize(("tokens", "k"), [(8, 64), (24, 576), (16, 2560), (8, 9728)])
 def test_token_digits(machine: Any, tokens: int, k: int, dtype: str) -> None:
     x = normal((tokens, k), dtype, seed=1)
     x[3] = 0
