@@ -83,7 +83,8 @@ def linear_int8_rule(n: int, k: int, group: int | None = None) -> Int8Config:
     tile_k = next((t for t in (256, 128, 64) if k % t == 0), 256)
     rows = 16 if tile_k <= 128 else 8
     if k > 4096:
-        tile_k, rows = next((t for t in (512, 256) if k % t == 0), 512), 4 if k <= 14336 else 2 if k <= 28672 else 1
+        four = 14336 if group is None else 12288  # 14,336 columns and their scales spill 8 bytes on sm_86 and sm_89
+        tile_k, rows = next((t for t in (512, 256) if k % t == 0), 512), 4 if k <= four else 2 if k <= 28672 else 1
     weights = rows * -(-k // tile_k) * tile_k // 512
     occupancy = next((blocks for blocks, most in ((5, 24), (4, 40), (3, 80), (2, 128)) if weights <= most), None)
     if group is not None and occupancy is not None:
