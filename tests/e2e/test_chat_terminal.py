@@ -224,9 +224,24 @@ def test_ctrl_c_at_the_prompt_clears_and_twice_leaves(terminal, hello: Path) -> 
     assert chat.code() == 130
 
 
-def test_ctrl_c_while_loading_leaves(terminal, hello: Path) -> None:
-    chat = terminal("chat", "-m", hello)
-    time.sleep(0.25)
+# Imported by Python at its start: loading a model stops for 30 s where it imports the backend.
+SLOW_LOADING = """
+import sys, time
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "tileinfer_core.backends.numpy_backend":
+            print("loading has begun", flush=True)
+            time.sleep(30)
+
+sys.meta_path.insert(0, Slow())
+"""
+
+
+def test_ctrl_c_while_loading_leaves(terminal, hello: Path, tmp_path: Path, environment) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SLOW_LOADING)
+    chat = terminal("chat", "-m", hello, PYTHONPATH=f"{tmp_path}:{environment['PYTHONPATH']}")
+    chat.wait("loading has begun")
     chat.child.kill(signal.SIGINT)
     assert chat.code() == 130
     assert "Traceback" not in chat.child.before
