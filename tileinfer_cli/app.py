@@ -111,8 +111,9 @@ def _dispatch(argv: list[str], cli: Cli) -> int:
     """Parses and runs. Typer's own `main` is not used: it turns a broken pipe into exit code 1."""
     import typer.main
 
-    command = typer.main.get_command(build())
-    if "_TILEINFER_COMPLETE" in os.environ:
+    completing = "_TILEINFER_COMPLETE" in os.environ
+    command = typer.main.get_command(build(None if completing or not argv else argv[0]))
+    if completing:
         command.main(prog_name="tileinfer", standalone_mode=True)
     try:
         with command.make_context("tileinfer", list(argv), obj=cli) as context:
@@ -122,10 +123,10 @@ def _dispatch(argv: list[str], cli: Cli) -> int:
     return 0
 
 
-def build() -> typer.Typer:
+def build(first_word: str | None = None) -> typer.Typer:
     from tileinfer_cli.commands import register
 
-    return register()
+    return register(first_word)
 
 
 def _end(error: BaseException, streams: Streams, *, debug: bool) -> int:
