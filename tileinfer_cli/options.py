@@ -49,6 +49,9 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document 
 QuietFlag = Annotated[
     bool, typer.Option("--quiet", "-q", help="Say nothing on stderr but warnings and errors.", rich_help_panel=_OUTPUT)
 ]
+WorkersOption = Annotated[
+    int | None, typer.Option("--workers", metavar="N", help="Compilers at a time; by default a core each, at most 8.")
+]
 LogprobsFlag = Annotated[
     bool,
     typer.Option("--logprobs", help="With --json: each new token with its log-probability.", rich_help_panel=_OUTPUT),

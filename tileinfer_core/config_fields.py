@@ -29,9 +29,6 @@ class Fields:
         self.read.add(name)
         return self._table.get(name)
 
-    def has(self, name: str) -> bool:
-        return self.raw(name) is not None
-
     @property
     def unread(self) -> tuple[str, ...]:
         """Names in the file that nothing has asked for."""

@@ -145,18 +145,16 @@ def rope_tables(positions: int, head_dim: int) -> tuple[Any, Any]:
     return cp.asarray(np.cos(angle), dtype=cp.float32), cp.asarray(np.sin(angle), dtype=cp.float32)
 
 
-class Chain:
-    """Weights, caches and buffers of one model's decode step."""
+class StepBuffers:
+    """Caches and buffers of one model's decode step, whatever its weights are made of."""
 
-    def __init__(self, m: ModelShape, overrides: dict[str, LinearConfig] | None = None) -> None:
-        self.m, self.overrides = m, overrides or {}
-        self.layers = [[noise(*m.products[p]) for p in ("qkv", "o", "up", "down")] for _ in range(m.layers)]
-        self.lm_head = noise(*m.products["lm_head"])
-        self.nbytes = sum(w.nbytes for layer in self.layers for w in layer) + self.lm_head.nbytes
+    def __init__(self, m: ModelShape) -> None:
+        self.m = m
         pages = -(-CONTEXT // 64)
         size = pages * m.kv_heads * 64 * m.head_dim
         self.pools = [
-            (noise(size, scale=1).reshape(-1, m.head_dim), noise(size, scale=1).reshape(-1, 64)) for _ in self.layers
+            (noise(size, scale=1).reshape(-1, m.head_dim), noise(size, scale=1).reshape(-1, 64))
+            for _ in range(m.layers)
         ]
         self.table = cp.zeros(16, dtype=cp.int32)
         self.table[:pages] = cp.arange(pages)
@@ -165,13 +163,24 @@ class Chain:
         self.head_gain = cp.ones((1, m.head_dim), dtype=BF16) if m.qk_norm else None
         self.gain, self.alphas = cp.ones((1, m.hidden), dtype=BF16), cp.asarray([0.8, 1.3], dtype=cp.float32)
         self.qkv, self.x, self.act = (cp.zeros((1, n), dtype=BF16) for n in (m.qkv_rows, m.attention_width, m.ffn))
-        self.gate_up = cp.zeros((1, m.up_rows), dtype=BF16)
         self.stream = cp.full((1, m.hidden), 0.01, dtype=cp.float32)
         self.normed = cp.full((1, m.hidden), 0.01, dtype=BF16)
         self.logits = cp.zeros((1, m.vocab), dtype=cp.float32)
-        self.sums = {p: cp.full((1, self._slots(p)), 1e-3, dtype=cp.float32) for p in ("o", "down")}
         config = attention_config(ARCH, m.kv_heads, CONTEXT)
         self.space = cp.zeros(workspace_floats(config, m.heads, m.kv_heads, m.head_dim), dtype=cp.float32)
+
+
+class Chain(StepBuffers):
+    """One model's decode step in BF16: its weights beside the buffers."""
+
+    def __init__(self, m: ModelShape, overrides: dict[str, LinearConfig] | None = None) -> None:
+        super().__init__(m)
+        self.overrides = overrides or {}
+        self.layers = [[noise(*m.products[p]) for p in ("qkv", "o", "up", "down")] for _ in range(m.layers)]
+        self.lm_head = noise(*m.products["lm_head"])
+        self.nbytes = sum(w.nbytes for layer in self.layers for w in layer) + self.lm_head.nbytes
+        self.gate_up = cp.zeros((1, m.up_rows), dtype=BF16)
+        self.sums = {p: cp.full((1, self._slots(p)), 1e-3, dtype=cp.float32) for p in ("o", "down")}
 
     def _slots(self, product: str) -> int:
         n, k = self.m.products[product]

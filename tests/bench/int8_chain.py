@@ -40,6 +40,7 @@ from tests.bench.decode_chain import (
     EPS,
     LAUNCHER,
     Chain,
+    StepBuffers,
     ceilings,
     graph_us,
     noise,
@@ -60,33 +61,17 @@ def random_bytes(*shape: int) -> Any:
     return out
 
 
-class Int8Chain:
-    """Weights, caches and buffers of one model's INT8 decode step. `head` half leaves the output product in BF16."""
+class Int8Chain(StepBuffers):
+    """One model's decode step in INT8: weights beside the buffers. `head` half leaves the output product in BF16."""
 
     def __init__(self, m: ModelShape, group: int | None = None, *, head: str = "int8") -> None:
-        self.m, self.group, self.overrides = m, group, dict[str, Int8Config]()
+        super().__init__(m)
+        self.group, self.overrides = group, dict[str, Int8Config]()
         self.layers = [[self._weight(*m.products[p]) for p in ("qkv", "o", "up", "down")] for _ in range(m.layers)]
         self.half_head = head != "int8"
         self.lm_head = (noise(*m.products["lm_head"]), None) if self.half_head else self._weight(*m.products["lm_head"])
         self.nbytes = sum(w.nbytes for layer in self.layers for w, _ in layer) + self.lm_head[0].nbytes
-        pages = -(-CONTEXT // 64)
-        size = pages * m.kv_heads * 64 * m.head_dim
-        self.pools = [
-            (noise(size, scale=1).reshape(-1, m.head_dim), noise(size, scale=1).reshape(-1, 64)) for _ in self.layers
-        ]
-        self.table = cp.zeros(16, dtype=cp.int32)
-        self.table[:pages] = cp.arange(pages)
-        self.length = cp.asarray([CONTEXT], dtype=cp.int32)
-        self.cos, self.sin = rope_tables(CONTEXT, m.head_dim)
-        self.head_gain = cp.ones((1, m.head_dim), dtype=BF16) if m.qk_norm else None
-        self.gain, self.alphas = cp.ones((1, m.hidden), dtype=BF16), cp.asarray([0.8, 1.3], dtype=cp.float32)
-        self.qkv, self.x, self.act = (cp.zeros((1, n), dtype=BF16) for n in (m.qkv_rows, m.attention_width, m.ffn))
-        self.stream = cp.full((1, m.hidden), 0.01, dtype=cp.float32)
-        self.normed = cp.full((1, m.hidden), 0.01, dtype=BF16)
-        self.logits = cp.zeros((1, m.vocab), dtype=cp.float32)
         self.sums = {p: cp.full((1, self.slots(p)), 1e-3, dtype=cp.float32) for p in ("o", "down")}
-        config = attention_config(ARCH, m.kv_heads, CONTEXT)
-        self.space = cp.zeros(workspace_floats(config, m.heads, m.kv_heads, m.head_dim), dtype=cp.float32)
 
     def _weight(self, n: int, k: int) -> tuple[Any, Any]:
         return random_bytes(n, k), cp.full((n, k // (self.group or k)), k**-0.5 / 74, dtype=cp.float32)

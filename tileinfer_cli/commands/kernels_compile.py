@@ -1,12 +1,10 @@
 """`tileinfer kernels compile`: ahead of time, for any architecture, on a machine with or without a GPU."""
 
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from tileinfer_cli import opening, render
 from tileinfer_cli.commandline import Cli
-from tileinfer_cli.options import ArchOption, CompilerFlags, JsonFlag, QuietFlag, ShapeOption
+from tileinfer_cli.options import ArchOption, CompilerFlags, JsonFlag, QuietFlag, ShapeOption, WorkersOption
 
 if TYPE_CHECKING:
     from tileinfer_core.kernel_tools import CompiledKernel
@@ -25,10 +23,7 @@ def run(
     *,
     arch: ArchOption = None,
     model: ShapeOption = None,
-    workers: Annotated[
-        int | None,
-        typer.Option("--workers", metavar="N", help="Compilers at a time; by default a core each, at most 8."),
-    ] = None,
+    workers: WorkersOption = None,
     compiler: CompilerFlags,
     as_json: JsonFlag = False,
     quiet: QuietFlag = False,

@@ -7,7 +7,7 @@ import typer
 
 from tileinfer_cli import opening, render
 from tileinfer_cli.commandline import Cli
-from tileinfer_cli.options import ArchOption, CompilerFlags, JsonFlag, QuietFlag
+from tileinfer_cli.options import ArchOption, CompilerFlags, JsonFlag, QuietFlag, WorkersOption
 from tileinfer_cli.probe_table import print_probe
 
 NAME = "probe"
@@ -32,10 +32,7 @@ def run(
     ] = None,
     list_only: Annotated[bool, typer.Option("--list", help="Name the probes and their questions, run none.")] = False,
     times: Annotated[bool, typer.Option("--times/--no-times", help="Time the variants on this machine's GPU.")] = True,
-    workers: Annotated[
-        int | None,
-        typer.Option("--workers", metavar="N", help="Compilers at a time; by default a core each, at most 8."),
-    ] = None,
+    workers: WorkersOption = None,
     compiler: CompilerFlags,
     as_json: JsonFlag = False,
     quiet: QuietFlag = False,

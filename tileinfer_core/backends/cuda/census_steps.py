@@ -23,10 +23,7 @@ from tileinfer_core.backends.cuda import buffers as buf
 from tileinfer_core.backends.cuda import ops
 from tileinfer_core.backends.cuda.device import DeviceMemory
 from tileinfer_core.backends.cuda.interpreted import Done, numpy_dtype
-from tileinfer_core.backends.cuda.loader import allocate
-from tileinfer_core.backends.cuda.memory import plan_memory
-from tileinfer_core.backends.cuda.plan import refuse_unsupported
-from tileinfer_core.backends.cuda.runner import CudaRunner
+from tileinfer_core.backends.cuda.load import PREFILL_CHUNK, empty_runner
 from tileinfer_core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,6 +31,7 @@ if TYPE_CHECKING:
 
     from kernels.specs import Recorded
     from tileinfer_core.backends.cuda.device import Array, Event, Graph, HostArray
+    from tileinfer_core.backends.cuda.runner import CudaRunner
     from tileinfer_core.models.decoder import ModelDefinition
 
 Kind = Literal["decode", "verify", "prefill"]
@@ -107,23 +105,9 @@ class ShapeDevice:
 
 def shape_runner(model: ModelDefinition, arch: str, context: int, half: str = "bfloat16") -> CudaRunner:
     """A runner whose plans can be recorded on any machine. Raises UnsupportedModelError."""
-    refuse_unsupported(model.structure)
-    device = ShapeDevice(arch)
-    chunk = buf.padded_rows(min(2048, context))
-
-    def specs(tokens: int) -> dict[str, buf.Spec]:
-        return buf.buffer_specs(model, arch, tokens, chunk, half)
-
-    item = buf.item_bytes(half)
-    memory = plan_memory(
-        model,
-        asked=context,
-        free=device.memory().free,
-        item=item,
-        buffer_bytes=lambda tokens: buf.buffer_bytes(specs(tokens)),
-    )
-    arrays = allocate(model, device, half)
-    return CudaRunner(model, device, arrays, memory=memory, specs=specs(memory.context), half=half)
+    chunk = buf.padded_rows(min(PREFILL_CHUNK, context))
+    runner, _ = empty_runner(model, ShapeDevice(arch), context=context, chunk=chunk, half=half, kv="bf16")
+    return runner
 
 
 def record_step(runner: CudaRunner, model: ModelDefinition, step: Step) -> list[Recorded]:

@@ -12,7 +12,7 @@ from tileinfer_core.backends.cuda.runner import CudaRunner
 from tileinfer_core.backends.cuda.warmup import KernelWarmup
 
 if TYPE_CHECKING:
-    from tileinfer_core.backends.cuda.device import Device
+    from tileinfer_core.backends.cuda.device import Array, Device
     from tileinfer_core.models.decoder import ModelDefinition
     from tileinfer_core.progress import OnProgress
     from tileinfer_core.weights import WeightFiles
@@ -39,24 +39,9 @@ def load_runner(
         OutOfMemoryError: before anything is read, with the largest context that fits.
         BackendError: the compiler failed, or the device did.
     """
-    refuse_unsupported(model.structure)
-    refuse_formats(model)
     half = "bfloat16" if files is None else storage_dtype(files)
     chunk = buf.padded_rows(min(prefill_chunk, context or model.config.max_context))
-
-    def specs(tokens: int) -> dict[str, buf.Spec]:
-        return buf.buffer_specs(model, device.arch, tokens, chunk, half)
-
-    memory = plan_memory(
-        model,
-        asked=context,
-        free=device.memory().free,
-        item=buf.item_bytes(half),
-        kv_item=1 if kv == "int8" else None,
-        buffer_bytes=lambda tokens: buf.buffer_bytes(specs(tokens)),
-    )
-    arrays = allocate(model, device, half)
-    runner = CudaRunner(model, device, arrays, memory=memory, specs=specs(memory.context), half=half, kv=kv)
+    runner, arrays = empty_runner(model, device, context=context, chunk=chunk, half=half, kv=kv)
     warmup = KernelWarmup(runner.plans, runner.bucket_ends, device, runner.buffers["length"], runner.prefill_chunk)
     warmup.start()
     try:
@@ -70,3 +55,28 @@ def load_runner(
         warmup.cancel()
         raise
     return runner
+
+
+def empty_runner(
+    model: ModelDefinition, device: Device, *, context: int | None, chunk: int, half: str, kv: str
+) -> tuple[CudaRunner, dict[str, Array]]:
+    """A runner in the memory planned for it, and the parameters' arrays, not filled yet. `chunk` is padded.
+
+    Raises: as load_runner, for what needs no file and no compiler.
+    """
+    refuse_unsupported(model.structure)
+    refuse_formats(model)
+
+    def specs(tokens: int) -> dict[str, buf.Spec]:
+        return buf.buffer_specs(model, device.arch, tokens, chunk, half)
+
+    memory = plan_memory(
+        model,
+        asked=context,
+        free=device.memory().free,
+        item=buf.item_bytes(half),
+        kv_item=1 if kv == "int8" else None,
+        buffer_bytes=lambda tokens: buf.buffer_bytes(specs(tokens)),
+    )
+    arrays = allocate(model, device, half)
+    return CudaRunner(model, device, arrays, memory=memory, specs=specs(memory.context), half=half, kv=kv), arrays
