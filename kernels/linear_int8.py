@@ -20,10 +20,20 @@ from typing import TYPE_CHECKING, Any
 import cuda.tile as ct
 
 from kernels.activation import silu_times, xielu_of
-from kernels.int8_dot import FORMS, MAX_COLUMNS, Int8Config, block_dot, linear_int8_config, scale_tiles, step_columns
+from kernels.int8_digits import CHUNK, MAX_COLUMNS, chunk_columns
+from kernels.int8_dot import (
+    FORMS,
+    Int8Config,
+    block_dot,
+    block_scales,
+    block_token,
+    block_weights,
+    linear_int8_config,
+    takes_digits,
+)
 from kernels.int8_scales import check_int8
 from kernels.launch import check_array, with_hints
-from kernels.linear import PLAIN, SWIGLU, XIELU, check_square_sums, plain_tile, weight_tiles
+from kernels.linear import PLAIN, SWIGLU, XIELU, check_square_sums, plain_tile
 from kernels.notation import HALF, ZERO, Bool, Float, Int
 from kernels.specs import ArraySpec
 
@@ -53,9 +63,8 @@ def linear_int8_kernel(
     i = ct.bid(0)
     if PDL:
         ct.grid_dependency_control_launch_dependents()
-    STEP = step_columns(TN, TK, FORM)
-    tiles = weight_tiles(w, i, 0, TN, STEP, NK, EVEN)
-    scales = scale_tiles(scale, i, TN, TK, NK, G, FORM, EVEN)
+    tiles = block_weights(w, i, TN, TK, NK, FORM, EVEN)
+    scales = block_scales(scale, i, TN, TK, NK, G, FORM, EVEN)
     if BIAS:
         bias = ct.load(extra, index=(0, i), shape=(1, TN), padding_mode=ZERO, allow_tma=False).astype(ct.float32)
     if ACT == XIELU:
@@ -63,7 +72,7 @@ def linear_int8_kernel(
         negative = ct.load(extra, index=(1,), shape=(1,), check_bounds=False)
     if PDL:
         ct.grid_dependency_control_wait()
-    xs = tuple(plain_tile(x, (0, k), (1, STEP), EVEN) for k in ct.static_iter(range(NK)))
+    xs = block_token(x, TN, TK, NK, FORM, EVEN)
     if NORM:  # its reduction comes last: before the products it would keep x waiting
         sums = ct.load(square_sums, index=(0, 0), shape=(1, NB), allow_tma=False, check_bounds=False)
     out = block_dot(tiles, scales, xs, TN, TK, NK, G, FORM)
@@ -95,15 +104,14 @@ def linear_int8_residual_kernel(
     i = ct.bid(0)
     if PDL:
         ct.grid_dependency_control_launch_dependents()
-    STEP = step_columns(TN, TK, FORM)
-    tiles = weight_tiles(w, i, 0, TN, STEP, NK, EVEN)
-    scales = scale_tiles(scale, i, TN, TK, NK, G, FORM, EVEN)
+    tiles = block_weights(w, i, TN, TK, NK, FORM, EVEN)
+    scales = block_scales(scale, i, TN, TK, NK, G, FORM, EVEN)
     g = plain_tile(gain, (0, i), (1, TN), EVEN).astype(ct.float32)
     if BIAS:
         bias = ct.load(extra, index=(0, i), shape=(1, TN), padding_mode=ZERO, allow_tma=False).astype(ct.float32)
     if PDL:
         ct.grid_dependency_control_wait()
-    xs = tuple(plain_tile(x, (0, k), (1, STEP), EVEN) for k in ct.static_iter(range(NK)))
+    xs = block_token(x, TN, TK, NK, FORM, EVEN)
     old = plain_tile(stream, (0, i), (1, TN), EVEN)
     out = block_dot(tiles, scales, xs, TN, TK, NK, G, FORM) + old
     if BIAS:
@@ -188,7 +196,7 @@ def linear_int8_residual(
     blocks = -(-n // config.tile_n)
     if slots < blocks:
         raise ValueError(f"{op}: square_sums has {slots} entries a token, its {blocks} blocks need as many")
-    scales, cut = _cut(op, config, scale, n, k, group)
+    w, scales, cut = _cut(op, config, w, scale, n, k, group)
     args = (w, scales, x, x if bias is None else bias, stream, gain, normed, square_sums, *cut, bias is not None)
     _send(launcher, linear_int8_residual_kernel, config, n, k, args)
 
@@ -204,40 +212,40 @@ def _launch(
     config = config or linear_int8_config(launcher.arch, n, k, group, op)
     if act == SWIGLU and config.tile_n < 2:
         config = Int8Config(2, config.tile_k, config.occupancy)
-    scales, cut = _cut(op, config, scale, n, k, group)
+    w, scales, cut = _cut(op, config, w, scale, n, k, group)
     norm, bias = square_sums is not None, extra is not None and act != XIELU
     args = (w, scales, x, square_sums if norm else x, x if extra is None else extra, y, k, slots, float(eps))
     _send(launcher, linear_int8_kernel, config, n, k, (*args, *cut, norm, bias, act))
 
 
-def _cut(op: str, config: Int8Config, scale: Any, n: int, k: int, group: int | None) -> tuple[Any, tuple[int, ...]]:
-    """The scales as the kernel reads them; TN, TK, NK, G (0 for whole rows) and FORM."""
-    tiles = (config.tile_n, config.tile_k, -(-k // config.step))
+def _cut(
+    op: str, config: Int8Config, w: Any, scale: Any, n: int, k: int, group: int | None
+) -> tuple[Any, Any, tuple[int, ...]]:
+    """Weights and scales as the kernel reads them; TN, TK, NK, G (0 for whole rows) and FORM."""
     if config.form == "digits":
-        _check_digits(op, config, k, group)
-    if group is None:
-        return scale.reshape(1, n), (*tiles, 0, FORMS[config.form])
-    if config.form == "rows" and config.tile_k % group:
+        _check_digits(op, config, n, k, group)
+        chunk = chunk_columns(config.tile_n)
+        w = w.reshape(n, k // chunk, chunk).transpose(1, 0, 2)
+    elif group is not None and config.tile_k % group:
         raise ValueError(f"{op}: tiles of {config.tile_k} columns, expected whole groups of {group}")
-    return scale, (*tiles, group, FORMS[config.form])
+    scale = scale.reshape(1, n) if group is None else scale
+    return w, scale, (config.tile_n, config.tile_k, -(-k // config.load), group or 0, FORMS[config.form])
 
 
-def _check_digits(op: str, config: Int8Config, k: int, group: int | None) -> None:
+def _check_digits(op: str, config: Int8Config, n: int, k: int, group: int | None) -> None:
     if k > MAX_COLUMNS:
         raise ValueError(f"{op}: {k} columns, the digits' int32 sums are exact up to {MAX_COLUMNS}")
-    if config.tile_n not in (4, 8, 16) or k % config.step:
+    if not takes_digits(config.tile_n, n, k, group):
+        groups = "" if group is None else f" in groups of {group}"
         raise ValueError(
-            f"{op}: {config.tile_n} rows and {k} columns in steps of {config.step}, expected 4, 8 or 16 rows and whole "
-            "steps for digits"
-        )
-    if group is not None and (group % config.tile_k or config.step % group):
-        raise ValueError(
-            f"{op}: scales of {group} columns, expected whole tiles of {config.tile_k}, within {config.step}"
+            f"{op}: blocks of {config.tile_n} rows for {n} rows of {k} columns{groups}, expected 4, 8, 16 or 32 for "
+            f"digits (16 and 32 if they divide the rows), and whole loads of {config.load} columns, with whole groups "
+            f"of {CHUNK} or more in a load"
         )
 
 
 def _send(launcher: Launcher, kernel: Any, config: Int8Config, n: int, k: int, args: tuple[Any, ...]) -> None:
-    even = n % config.tile_n == 0 and k % config.step == 0
+    even = n % config.tile_n == 0 and k % config.load == 0
     hinted = kernel if config.occupancy is None else with_hints(kernel, occupancy=config.occupancy)
     launcher(hinted, (-(-n // config.tile_n), 1, 1), (*args, even, launcher.pdl))
 

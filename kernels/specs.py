@@ -131,6 +131,10 @@ class ArraySpec:
             raise ValueError(f"cannot reshape an array of shape {self.shape} with strides {self.strides}")
         return ArraySpec(lengths, self.dtype, None, self.offset)
 
+    def transpose(self, *axes: int) -> ArraySpec:
+        shape, strides = (tuple(values[axis] for axis in axes) for values in (self.shape, self.strides))
+        return ArraySpec(shape, self.dtype, strides, self.offset)
+
     def view(self, dtype: Any) -> ArraySpec:
         kind = DTypeSpec(str(dtype))
         if kind.itemsize != self.itemsize:
