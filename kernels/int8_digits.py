@@ -27,6 +27,7 @@ WARPS, MMA_ROWS, MMA_COLUMNS = 4, 16, 8
 CHUNK = 64  # columns of a row that four lanes read
 TOGETHER = MMA_ROWS // 2  # rows that one load of a warp holds, slices of K counted as rows
 BITS = 13  # of the digits below the largest number's leading one
+KEPT = 4096  # columns of the token that stay in registers from its maximum on; a longer one is read again, from L1
 LEAST = 14  # exponent field of the smallest scale that is a normal number
 
 
@@ -98,6 +99,14 @@ def step_token(x, s, TN: Int, NK: Int):
     return ct.cat((plain_tile(x, (0, 2 * s), (1, L), True), ct.zeros((1, L), dtype=x.dtype)), 1)
 
 
+def first_token(x, TN: Int, NK: Int):
+    """The token in the tiles whose maximum is taken. Those of a long one are no steps: equal loads would be one."""
+    L = ct.static_eval(WARPS * CHUNK * TOGETHER // min(TOGETHER, TN))
+    if L * NK > KEPT:
+        return tuple(plain_tile(x, (0, k), (1, L), True) for k in ct.static_iter(range(NK)))
+    return digit_token(x, TN, NK)
+
+
 def digit_token(x, TN: Int, NK: Int):
     return tuple(step_token(x, s, TN, NK) for s in ct.static_iter(range((NK + 1) // 2)))
 
@@ -154,10 +163,14 @@ def group_dot(tiles, scales, digits, counts, TN: Int, NS: Int, G: Int):
     return ct.sum(ct.sum(parts, axis=2), axis=0).reshape((1, T))
 
 
-def digits_dot(tiles, scales, xs, TN: Int, NK: Int, G: Int):
-    """The token in tiles xs times the block's rows, scaled: [1, TN] float32."""
+def digits_dot(tiles, scales, x, xs, TN: Int, NK: Int, G: Int):
+    """The token x, in tiles xs, times the block's rows, scaled: [1, TN] float32."""
     NS, R = ct.static_eval((NK + 1) // 2), ct.static_eval(max(1, TN // TOGETHER))
-    unit, back = power_of_two(xs, NS)
+    if ct.static_eval(NK * WARPS * CHUNK * TOGETHER // min(TOGETHER, TN) > KEPT):
+        unit, back = power_of_two(xs, NK)
+        xs = digit_token(x, TN, NK)
+    else:
+        unit, back = power_of_two(xs, NS)
     digits = tuple(step_digits(xs[s], unit, TN) for s in ct.static_iter(range(NS)))
     counts = own_digits(TN)
     rows = tuple(

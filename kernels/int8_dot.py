@@ -5,28 +5,41 @@ Two forms, chosen by shape (`Int8Config.form`):
 - **rows**: bytes become floats, multiplied and added in float32. Not by a conversion instruction, whose rate (16 a
   clock and SM) would bound a 4B model at some 1,100 µs a step: w · 2¹⁵ added to the bits of 1.5 is the float 1.5 +
   w/256, exactly. So Σ (1.5 + w/256) x is summed and 1.5 Σ x taken off, in float32, before a sum leaves its thread.
+  A tile is 1,024 bytes, 8 a thread, and the token is read through a view whose rows are all the same memory, so that
+  each thread loads just the 8 numbers that its bytes meet: nothing passes through shared memory. Up to four tiles of
+  rows share them.
 - **digits**: the tensor cores multiply bytes by bytes; the token becomes two int8 digits. See kernels/int8_digits.py.
 
-One scale a row multiplies the finished sum. With one a group of G columns, the rows form sums 16 neighbours in their
-thread and scales them, which costs a fifth more instructions and barriers; the digits form scales the int32 sums of
-each step, 64 columns of a row, which costs little.
+One scale a row multiplies the finished sum. With one a group of G columns, the rows form scales the token for each
+row, an instruction a weight; the digits form scales the int32 sums of each step, 64 columns of a row, which costs
+little.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import cuda.tile as ct
 
 from kernels import configs
-from kernels.int8_digits import CHUNK, MAX_COLUMNS, digit_scales, digit_token, digit_weights, digits_dot, load_columns
-from kernels.int8_scales import LOAD
-from kernels.linear import plain_tile, weight_tiles
+from kernels.int8_digits import (
+    CHUNK,
+    MAX_COLUMNS,
+    digit_scales,
+    digit_weights,
+    digits_dot,
+    first_token,
+    load_columns,
+    side_by_side,
+)
+from kernels.linear import plain_tile
 from kernels.notation import Bool, Int
 
 ROWS, DIGITS = 0, 1
 FORMS = {"rows": ROWS, "digits": DIGITS}
 ONE_AND_A_HALF = 0x3FC00000  # the bits of 1.5
+TILE = 1024  # bytes of one tile of the rows form: 8 a thread, as the token's half-precision numbers come
 STEP = 1 << 15  # one unit of a weight in those bits: 1/256
 
 
@@ -35,8 +48,8 @@ class Int8Config:
     """How one block of a product is cut.
 
     Attributes:
-        tile_n: rows of W a block owns; 4, 8, 16 or 32 in the digits form.
-        tile_k: columns of one of its tiles; in the digits form CHUNK.
+        tile_n: rows of W a block owns; 4, 8, 16 or 32 in the digits form, 1, 2 or 4 tiles of `together` in the other.
+        tile_k: columns of one of its tiles, a power of two up to 1,024; in the digits form CHUNK.
         occupancy: blocks per SM the compiler should make room for; None leaves the registers alone.
         form: "rows" or "digits", see above.
     """
@@ -51,16 +64,28 @@ class Int8Config:
         """Columns of W that one load takes."""
         return self.tile_k if self.form == "rows" else load_columns(self.tile_n)
 
+    @property
+    def together(self) -> int:
+        """Rows of one tile of the rows form."""
+        return TILE // self.tile_k
+
+    def fitted(self, n: int) -> Int8Config:
+        """The same for n rows: as many tiles of rows a block as divide them."""
+        if self.form == "digits":
+            return self
+        tiles = max(1, min(4, self.tile_n // self.together))
+        return replace(self, tile_n=self.together * math.gcd(tiles, n))
+
 
 def linear_int8_config(arch: str, n: int, k: int, group: int | None = None, family: str = "linear_int8") -> Int8Config:
     """The row of configs/<arch>.json for a weight of n rows and k columns in groups of `group` (None: one a row)."""
     try:
         found = Int8Config(**configs.config(family, arch, n=n, k=k, group=group or 0))
     except KeyError:
-        found = linear_int8_rule(n, k, group)
-    if group is None or found.form == "digits":
-        return found
-    return replace(found, tile_k=max(found.tile_k, group))
+        return linear_int8_rule(n, k, group).fitted(n)
+    if found.form == "digits" and not takes_digits(found.tile_n, n, k, group):
+        return linear_int8_rule(n, k, group).fitted(n)
+    return found.fitted(n)
 
 
 def takes_digits(tile_n: int, n: int, k: int, group: int | None) -> bool:
@@ -74,56 +99,70 @@ def takes_digits(tile_n: int, n: int, k: int, group: int | None) -> bool:
 
 
 def linear_int8_rule(n: int, k: int, group: int | None = None) -> Int8Config:
-    """Eight rows while they are no more than 32 KiB, in tiles of 256 columns; and blocks enough to hide their latency.
+    """Digits where they fit, in as many rows as leave room for three or four blocks on an SM; else rows.
 
-    On the H200 the occupancy mattered most: without a hint the compiler takes twice the registers (4B: 2,040 µs a step,
-    1,422 µs with hints). `weights` counts the 32-bit registers of a thread that hold them.
+    On the H200 digits won for all rows of 2,048 columns and more, and for output heads; shorter rows are rows' where
+    they have one scale. `weights` counts the 32-bit registers of a thread that hold the block.
     """
-    if group is not None and k <= 4096 and takes_digits(8, n, k, group):
-        return Int8Config(8, CHUNK, 4 if k <= 2560 else 3, "digits")  # where scales of groups cost next to nothing
+    for rows, most, blocks in ((16, 2560, 4), (8, 2560, 4), (8, 4096, 4), (4, 9728, 3), (4, 14336, None)):
+        if k <= most and takes_digits(rows, n, k, group) and (k > 1024 or n >= 32768 or group is not None):
+            return Int8Config(rows, CHUNK, blocks, "digits")
     tile_k = next((t for t in (256, 128, 64) if k % t == 0), 256)
-    rows = 16 if tile_k <= 128 else 8
-    if k > 4096:
-        four = 14336 if group is None else 12288  # 14,336 columns and their scales spill 8 bytes on sm_86 and sm_89
-        tile_k, rows = next((t for t in (512, 256) if k % t == 0), 512), 4 if k <= four else 2 if k <= 28672 else 1
+    rows = 16 if k <= 1536 else 8 if k <= 4096 else 4 if k <= 12288 else 2 if k <= 24576 else 1
+    tile_k = max(tile_k, TILE // rows)
     weights = rows * -(-k // tile_k) * tile_k // 512
     occupancy = next((blocks for blocks, most in ((5, 24), (4, 40), (3, 80), (2, 128)) if weights <= most), None)
     if group is not None and occupancy is not None:
         occupancy = max(2, occupancy - 1)  # the scales take registers too
-    return Int8Config(min(rows, 1 << (n - 1).bit_length()), tile_k, occupancy)
+    return Int8Config(rows, tile_k, occupancy)
 
 
 def block_weights(w, i, TN: Int, TK: Int, NK: Int, FORM: Int, EVEN: Bool):
-    """The block's rows in NK loads, asked for before the wait. w [N, K] for rows, [K / chunk, N, chunk] for digits."""
-    if FORM == ROWS:
-        return weight_tiles(w, i, 0, TN, TK, NK, EVEN)
-    return digit_weights(w, i, TN, NK, EVEN)
+    """The block's rows in NK loads, asked for before the wait.
+
+    w [N / R, R, K] for R tiles of rows, row t · R + r being row t of tile r; [K / chunk, N, chunk] for digits.
+    """
+    if FORM == DIGITS:
+        return digit_weights(w, i, TN, NK, EVEN)
+    T, R = ct.static_eval(TILE // TK), ct.static_eval(TN * TK // TILE)
+    return tuple(
+        tuple(plain_tile(w, (i, r, k), (T, 1, TK), EVEN).reshape((T, TK)) for k in ct.static_iter(range(NK)))
+        for r in ct.static_iter(range(R))
+    )
 
 
 def block_scales(scale, i, TN: Int, TK: Int, NK: Int, G: Int, FORM: Int, EVEN: Bool):
     """The scales of the block's rows, asked for before the wait.
 
-    [1, TN] once for whole rows (G = 0); else as the sums have them: [TN, TK / 16] for each load of rows, or
-    int8_digits' order.
+    [1, TN] once for whole rows (G = 0, scale [1, N]); else as the weights lie: [T, TK] (scale [N / R, R, K / G]), or
+    int8_digits' order (scale [N, K / G]).
     """
     if G == 0:
         return (plain_tile(scale, (0, i), (1, TN), EVEN),)
-    if FORM == ROWS:
-        return tuple(thread_scales(scale, i, k, TN, TK, G, EVEN) for k in ct.static_iter(range(NK)))
-    return digit_scales(scale, i, TN, NK, G, EVEN)
+    if FORM == DIGITS:
+        return digit_scales(scale, i, TN, NK, G, EVEN)
+    R = ct.static_eval(TN * TK // TILE)
+    return tuple(
+        tuple(tile_scales(scale, i, r, k, TK, G, EVEN) for k in ct.static_iter(range(NK)))
+        for r in ct.static_iter(range(R))
+    )
+
+
+def tile_scales(scale, i, r, k, TK: Int, G: Int, EVEN: Bool):
+    """The scale of each weight of a tile: [T, TK]."""
+    T = ct.static_eval(TILE // TK)
+    if G >= TK:
+        return ct.broadcast_to(plain_tile(scale, (i, r, k * TK // G), (T, 1, 1), EVEN).reshape((T, 1)), (T, TK))
+    tile = plain_tile(scale, (i, r, k), (T, 1, TK // G), EVEN).reshape((T, TK // G, 1))
+    return ct.broadcast_to(tile, (T, TK // G, G)).reshape((T, TK))
 
 
 def block_token(x, TN: Int, TK: Int, NK: Int, FORM: Int, EVEN: Bool):
-    """The token in the tiles that the products take."""
-    if FORM == ROWS:
-        return tuple(plain_tile(x, (0, k), (1, TK), EVEN) for k in ct.static_iter(range(NK)))
-    return digit_token(x, TN, NK)
-
-
-def thread_scales(scale, i, k, TN: Int, TK: Int, G: Int, EVEN: Bool):
-    """Scale of each 16 neighbours of a tile: [TN, TK / 16]."""
-    tile = plain_tile(scale, (i, k), (TN, TK // G), EVEN).reshape((TN, TK // G, 1))
-    return ct.broadcast_to(tile, (TN, TK // G, G // LOAD)).reshape((TN, TK // LOAD))
+    """The token in the tiles that the products take. x [T, K] for rows, all of them the token; [1, K] for digits."""
+    if FORM == DIGITS:
+        return first_token(x, TN, NK)
+    T = ct.static_eval(TILE // TK)
+    return tuple(plain_tile(x, (0, k), (T, TK), EVEN) for k in ct.static_iter(range(NK)))
 
 
 def as_floats(w):
@@ -131,28 +170,36 @@ def as_floats(w):
     return ct.bitcast(w.astype(ct.int32) * STEP + ONE_AND_A_HALF, ct.float32)
 
 
-def rows_dot(tiles, scales, xs, TN: Int, TK: Int, NK: Int, G: Int):
-    """The token, in tiles xs [1, TK], times the block's rows, scaled: [1, TN] float32."""
-    if G == 0:
-        total = ct.zeros((TN, TK), dtype=ct.float32)
-        offset = ct.zeros((1, TK), dtype=ct.float32)
-        for k in ct.static_iter(range(NK)):
-            xt = xs[k].astype(ct.float32)
-            total = total + as_floats(tiles[k]) * xt
-            offset = offset + xt
-        rows = ct.sum(total - 1.5 * offset, axis=1).reshape((1, TN))
-        return rows * (scales[0] * 256.0)
-    parts = ct.zeros((TN, TK // LOAD), dtype=ct.float32)
+def tile_dot(tiles, scales, xs, offset, TK: Int, NK: Int, G: Int):
+    """The token times one tile of rows, [T, 1] float32; offset is 1.5 Σ x of each thread's columns, where G = 0."""
+    T = ct.static_eval(TILE // TK)
+    total = ct.zeros((T, TK), dtype=ct.float32)
     for k in ct.static_iter(range(NK)):
         xt = xs[k].astype(ct.float32)
-        part = ct.sum((as_floats(tiles[k]) * xt).reshape((TN, TK // LOAD, LOAD)), axis=2)
-        offsets = ct.sum(xt.reshape((1, TK // LOAD, LOAD)), axis=2)
-        parts = parts + (part - 1.5 * offsets) * scales[k]
-    return ct.sum(parts, axis=1).reshape((1, TN)) * 256.0
+        if G > 0:
+            xt = xt * scales[k]
+            offset = offset + 1.5 * xt
+        total = total + as_floats(tiles[k]) * xt
+    return ct.sum(total - offset, axis=1, keepdims=True)
 
 
-def block_dot(tiles, scales, xs, TN: Int, TK: Int, NK: Int, G: Int, FORM: Int):
-    """The token times the block's rows, scaled: [1, TN] float32."""
-    if FORM == ROWS:
-        return rows_dot(tiles, scales, xs, TN, TK, NK, G)
-    return digits_dot(tiles, scales, xs, TN, NK, G)
+def rows_dot(tiles, scales, xs, TN: Int, TK: Int, NK: Int, G: Int):
+    """The token, in tiles xs [T, TK] of equal rows, times the block's rows, scaled: [1, TN] float32."""
+    T, R = ct.static_eval(TILE // TK), ct.static_eval(TN * TK // TILE)
+    offset = ct.zeros((T, TK), dtype=ct.float32)
+    if G == 0:
+        for k in ct.static_iter(range(NK)):
+            offset = offset + xs[k].astype(ct.float32)
+    offset = offset * 1.5
+    rows = tuple(
+        tile_dot(tiles[r], scales[r] if G > 0 else scales, xs, offset, TK, NK, G) for r in ct.static_iter(range(R))
+    )
+    out = side_by_side(rows, R).reshape((1, TN)) * 256.0
+    return out * scales[0] if G == 0 else out
+
+
+def block_dot(tiles, scales, x, xs, TN: Int, TK: Int, NK: Int, G: Int, FORM: Int):
+    """The token x, in tiles xs, times the block's rows, scaled: [1, TN] float32."""
+    if FORM == DIGITS:
+        return digits_dot(tiles, scales, x, xs, TN, NK, G)
+    return rows_dot(tiles, scales, xs, TN, TK, NK, G)

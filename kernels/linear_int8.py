@@ -35,7 +35,7 @@ from kernels.int8_scales import check_int8
 from kernels.launch import check_array, with_hints
 from kernels.linear import PLAIN, SWIGLU, XIELU, check_square_sums, plain_tile
 from kernels.notation import HALF, ZERO, Bool, Float, Int
-from kernels.specs import ArraySpec
+from kernels.specs import ArraySpec, same_rows
 
 if TYPE_CHECKING:
     from kernels.launch import Launcher
@@ -75,7 +75,7 @@ def linear_int8_kernel(
     xs = block_token(x, TN, TK, NK, FORM, EVEN)
     if NORM:  # its reduction comes last: before the products it would keep x waiting
         sums = ct.load(square_sums, index=(0, 0), shape=(1, NB), allow_tma=False, check_bounds=False)
-    out = block_dot(tiles, scales, xs, TN, TK, NK, G, FORM)
+    out = block_dot(tiles, scales, x, xs, TN, TK, NK, G, FORM)
     if NORM:
         out = out * ct.rsqrt(ct.sum(sums, axis=1) * (1.0 / K) + EPS)
     if BIAS:
@@ -113,7 +113,7 @@ def linear_int8_residual_kernel(
         ct.grid_dependency_control_wait()
     xs = block_token(x, TN, TK, NK, FORM, EVEN)
     old = plain_tile(stream, (0, i), (1, TN), EVEN)
-    out = block_dot(tiles, scales, xs, TN, TK, NK, G, FORM) + old
+    out = block_dot(tiles, scales, x, xs, TN, TK, NK, G, FORM) + old
     if BIAS:
         out = out + bias
     ct.store(stream, index=(0, i), tile=out, allow_tma=False, check_bounds=not EVEN)
@@ -192,12 +192,23 @@ def linear_int8_residual(
     check_array(f"{op}: gain", gain, (1, n), half, "float32", align=16)
     check_array(f"{op}: normed", normed, (1, n), half, align=16)
     slots = check_square_sums(op, square_sums, 1)
-    config = config or linear_int8_config(launcher.arch, n, k, group, op)
+    config = (config or linear_int8_config(launcher.arch, n, k, group, op)).fitted(n)
     blocks = -(-n // config.tile_n)
     if slots < blocks:
         raise ValueError(f"{op}: square_sums has {slots} entries a token, its {blocks} blocks need as many")
-    w, scales, cut = _cut(op, config, w, scale, n, k, group)
-    args = (w, scales, x, x if bias is None else bias, stream, gain, normed, square_sums, *cut, bias is not None)
+    token, weights, scales, cut = _cut(op, config, x, w, scale, group)
+    args = (
+        weights,
+        scales,
+        token,
+        x if bias is None else bias,
+        stream,
+        gain,
+        normed,
+        square_sums,
+        *cut,
+        bias is not None,
+    )
     _send(launcher, linear_int8_residual_kernel, config, n, k, args)
 
 
@@ -209,27 +220,30 @@ def _launch(
     outputs = ("float32", str(x.dtype)) if act == PLAIN else (str(x.dtype),)
     check_array(f"{op}: y", y, (1, n // 2 if act == SWIGLU else n), *outputs, align=16)
     slots = 1 if square_sums is None else check_square_sums(op, square_sums, 1)
-    config = config or linear_int8_config(launcher.arch, n, k, group, op)
+    config = (config or linear_int8_config(launcher.arch, n, k, group, op)).fitted(n)
     if act == SWIGLU and config.tile_n < 2:
-        config = Int8Config(2, config.tile_k, config.occupancy)
-    w, scales, cut = _cut(op, config, w, scale, n, k, group)
+        config = Int8Config(2, min(config.tile_k, 512), config.occupancy)
+    token, weights, scales, cut = _cut(op, config, x, w, scale, group)
     norm, bias = square_sums is not None, extra is not None and act != XIELU
-    args = (w, scales, x, square_sums if norm else x, x if extra is None else extra, y, k, slots, float(eps))
+    args = (weights, scales, token, square_sums if norm else x, x if extra is None else extra, y, k, slots, float(eps))
     _send(launcher, linear_int8_kernel, config, n, k, (*args, *cut, norm, bias, act))
 
 
 def _cut(
-    op: str, config: Int8Config, w: Any, scale: Any, n: int, k: int, group: int | None
-) -> tuple[Any, Any, tuple[int, ...]]:
-    """Weights and scales as the kernel reads them; TN, TK, NK, G (0 for whole rows) and FORM."""
+    op: str, config: Int8Config, x: Any, w: Any, scale: Any, group: int | None
+) -> tuple[Any, Any, Any, tuple[int, ...]]:
+    """Token, weights and scales as the kernel reads them; TN, TK, NK, G (0 for whole rows) and FORM."""
+    n, k = (int(side) for side in w.shape)
     if config.form == "digits":
         _check_digits(op, config, n, k, group)
         chunk = chunk_columns(config.tile_n)
         w = w.reshape(n, k // chunk, chunk).transpose(1, 0, 2)
-    elif group is not None and config.tile_k % group:
-        raise ValueError(f"{op}: tiles of {config.tile_k} columns, expected whole groups of {group}")
+    else:
+        tiles = config.tile_n // config.together
+        w, x = w.reshape(n // tiles, tiles, k), same_rows(x, config.together)
+        scale = scale if group is None else scale.reshape(n // tiles, tiles, k // group)
     scale = scale.reshape(1, n) if group is None else scale
-    return w, scale, (config.tile_n, config.tile_k, -(-k // config.load), group or 0, FORMS[config.form])
+    return x, w, scale, (config.tile_n, config.tile_k, -(-k // config.load), group or 0, FORMS[config.form])
 
 
 def _check_digits(op: str, config: Int8Config, n: int, k: int, group: int | None) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from dataclasses import replace
 from typing import Any
 
 import cupy as cp
@@ -124,13 +125,13 @@ class Int8Chain(StepBuffers):
 
 # (rows, columns of a tile, occupancy) for the rows form; (rows, occupancy) for digits, by K; others take the rule
 TRIALS: dict[int, tuple[list[tuple[int, int, int | None]], list[tuple[int, int | None]]]] = {
-    1024: ([(16, 256, 4), (32, 256, 3)], [(8, None), (16, None), (32, None), (8, 8), (16, 6)]),
-    2048: ([(8, 256, 4)], [(4, None), (8, None), (8, 6), (16, None)]),
-    2560: ([(8, 256, 5)], [(8, None), (16, None), (16, 4), (16, 3), (32, None), (32, 2)]),
-    3072: ([(4, 512, 5)], [(4, None), (8, None), (8, 4), (16, None)]),
-    4096: ([(8, 256, 3)], [(4, None), (8, None), (8, 4), (16, None), (16, 3), (32, None)]),
-    9728: ([(4, 512, 3)], [(4, None), (4, 3), (8, None)]),
-    12288: ([(4, 512, 2)], [(4, None), (4, 2), (4, 3), (8, None)]),
+    1024: ([(16, 256, None), (8, 256, None), (8, 256, 8)], [(8, None), (16, None), (32, None)]),
+    2048: ([(8, 256, None), (4, 256, None)], [(4, None), (8, None)]),
+    2560: ([(8, 256, 5)], [(8, None), (16, 4), (16, 3), (32, 2)]),
+    3072: ([(4, 256, None), (8, 256, None)], [(4, None), (8, None), (8, 4)]),
+    4096: ([(8, 256, 3)], [(4, None), (8, None), (8, 4), (16, None)]),
+    9728: ([(4, 256, 3)], [(4, None), (4, 3)]),
+    12288: ([], [(4, None), (4, 2), (4, 3)]),
 }
 
 
@@ -153,9 +154,9 @@ def compile_ahead(chain: Int8Chain, wanted: list[tuple[str, Int8Config]]) -> Non
             print(str(result)[:200], flush=True)
 
 
-def scan(name: str) -> None:
-    """Each product's tile in the whole chain without attention, the best one kept."""
-    chain = Int8Chain(MODELS[name], DEFAULT)
+def scan(name: str, layers: int | None) -> None:
+    """Each product's tile in the whole chain, or some layers of it, without attention; the best one kept."""
+    chain = Int8Chain(replace(MODELS[name], layers=layers or MODELS[name].layers), DEFAULT)
     wanted = [(p, c) for p in ("up", "down", "qkv", "o", "lm_head") for c in trials(MODELS[name].products[p][1])]
     wanted = [(p, c) for p, c in wanted if c.form == "rows" or chain.takes(p, c)]
     compile_ahead(chain, wanted)
@@ -178,7 +179,7 @@ def _try(chain: Int8Chain, name: str, product: str, config: Int8Config, best: fl
         print(f"{name} {product} {config}: {str(error)[:100]}", flush=True)
         us = float("inf")
     print(
-        f"{name} {product:8s} {config.form:6s} {config.tile_n:3d} x {config.tile_k:5d} "
+        f"{name} {product:8s} {config.form:6s} {config.tile_n:3d} x {config.tile_k:4d} "
         f"occupancy {config.occupancy}: {us:8.1f} us",
         flush=True,
     )
@@ -274,6 +275,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", choices=[[], *MODELS], help="names from kernels/shapes.py")
     parser.add_argument("--scan", action="store_true")
+    parser.add_argument("--layers", type=int, help="of the model, in a scan; all without it")
     parser.add_argument("--carveouts", action="store_true")
     parser.add_argument("--attention", action="store_true")
     args = parser.parse_args()
@@ -284,7 +286,7 @@ def main() -> None:
     for name in args.models:
         cp.get_default_memory_pool().free_all_blocks()
         if args.scan:
-            scan(name)
+            scan(name, args.layers)
         elif args.carveouts:
             carveouts(name)
         else:
