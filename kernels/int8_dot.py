@@ -29,7 +29,7 @@ from kernels.int8_digits import (
     digit_scales,
     digit_weights,
     digits_dot,
-    first_token,
+    digit_token,
     load_columns,
     side_by_side,
 )
@@ -134,13 +134,13 @@ def block_weights(w, i, TN: Int, TK: Int, NK: Int, FORM: Int, EVEN: Bool):
 def block_scales(scale, i, TN: Int, TK: Int, NK: Int, G: Int, FORM: Int, EVEN: Bool):
     """The scales of the block's rows, asked for before the wait.
 
-    [1, TN] once for whole rows (G = 0, scale [1, N]); else as the weights lie: [T, TK] (scale [N / R, R, K / G]), or
-    int8_digits' order (scale [N, K / G]).
+    [1, TN] once for whole rows (G = 0, scale [1, N]); else as the weights lie: [T, TK] (scale [N / R, R, K / G]).
+    int8_digits has its own order (scale [N, K / G], [N, 1] for rows).
     """
-    if G == 0:
-        return (plain_tile(scale, (0, i), (1, TN), EVEN),)
     if FORM == DIGITS:
         return digit_scales(scale, i, TN, NK, G, EVEN)
+    if G == 0:
+        return (plain_tile(scale, (0, i), (1, TN), EVEN),)
     R = ct.static_eval(TN * TK // TILE)
     return tuple(
         tuple(tile_scales(scale, i, r, k, TK, G, EVEN) for k in ct.static_iter(range(NK)))
@@ -157,10 +157,10 @@ def tile_scales(scale, i, r, k, TK: Int, G: Int, EVEN: Bool):
     return ct.broadcast_to(tile, (T, TK // G, G)).reshape((T, TK))
 
 
-def block_token(x, TN: Int, TK: Int, NK: Int, FORM: Int, EVEN: Bool):
+def block_token(x, TN: Int, TK: Int, NK: Int, G: Int, FORM: Int, EVEN: Bool):
     """The token in the tiles that the products take. x [T, K] for rows, all of them the token; [1, K] for digits."""
     if FORM == DIGITS:
-        return first_token(x, TN, NK)
+        return digit_token(x, TN, NK, G)
     T = ct.static_eval(TILE // TK)
     return tuple(plain_tile(x, (0, k), (T, TK), EVEN) for k in ct.static_iter(range(NK)))
 
@@ -198,8 +198,11 @@ def rows_dot(tiles, scales, xs, TN: Int, TK: Int, NK: Int, G: Int):
     return out * scales[0] if G == 0 else out
 
 
-def block_dot(tiles, scales, x, xs, TN: Int, TK: Int, NK: Int, G: Int, FORM: Int):
-    """The token x, in tiles xs, times the block's rows, scaled: [1, TN] float32."""
+def block_dot(tiles, scales, x, xs, square_sums, TN: Int, TK: Int, NK: Int, NB: Int, G: Int, FORM: Int):
+    """The token x, in tiles xs, times the block's rows, scaled, [1, TN] float32; and Σ square_sums, 0 where NB = 0."""
     if FORM == DIGITS:
-        return digits_dot(tiles, scales, x, xs, TN, NK, G)
-    return rows_dot(tiles, scales, xs, TN, TK, NK, G)
+        return digits_dot(tiles, scales, x, xs, square_sums, TN, NK, NB, G)
+    squares = 0.0
+    if NB:
+        squares = ct.sum(plain_tile(square_sums, (0, 0), (1, NB), True), axis=1, keepdims=True)
+    return rows_dot(tiles, scales, xs, TN, TK, NK, G), squares

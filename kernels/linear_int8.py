@@ -72,12 +72,11 @@ def linear_int8_kernel(
         negative = ct.load(extra, index=(1,), shape=(1,), check_bounds=False)
     if PDL:
         ct.grid_dependency_control_wait()
-    xs = block_token(x, TN, TK, NK, FORM, EVEN)
-    if NORM:  # its reduction comes last: before the products it would keep x waiting
-        sums = ct.load(square_sums, index=(0, 0), shape=(1, NB), allow_tma=False, check_bounds=False)
-    out = block_dot(tiles, scales, x, xs, TN, TK, NK, G, FORM)
+    xs = block_token(x, TN, TK, NK, G, FORM, EVEN)
+    SUMS = ct.static_eval(NB if NORM else 0)
+    out, squares = block_dot(tiles, scales, x, xs, square_sums, TN, TK, NK, SUMS, G, FORM)
     if NORM:
-        out = out * ct.rsqrt(ct.sum(sums, axis=1) * (1.0 / K) + EPS)
+        out = out * ct.rsqrt(squares * (1.0 / K) + EPS)
     if BIAS:
         out = out + bias
     if ACT == XIELU:
@@ -111,9 +110,10 @@ def linear_int8_residual_kernel(
         bias = ct.load(extra, index=(0, i), shape=(1, TN), padding_mode=ZERO, allow_tma=False).astype(ct.float32)
     if PDL:
         ct.grid_dependency_control_wait()
-    xs = block_token(x, TN, TK, NK, FORM, EVEN)
+    xs = block_token(x, TN, TK, NK, G, FORM, EVEN)
     old = plain_tile(stream, (0, i), (1, TN), EVEN)
-    out = block_dot(tiles, scales, x, xs, TN, TK, NK, G, FORM) + old
+    out, _ = block_dot(tiles, scales, x, xs, square_sums, TN, TK, NK, 0, G, FORM)
+    out = out + old
     if BIAS:
         out = out + bias
     ct.store(stream, index=(0, i), tile=out, allow_tma=False, check_bounds=not EVEN)
@@ -241,8 +241,7 @@ def _cut(
     else:
         tiles = config.tile_n // config.together
         w, x = w.reshape(n // tiles, tiles, k), same_rows(x, config.together)
-        scale = scale if group is None else scale.reshape(n // tiles, tiles, k // group)
-    scale = scale.reshape(1, n) if group is None else scale
+        scale = scale.reshape(1, n) if group is None else scale.reshape(n // tiles, tiles, k // group)
     return x, w, scale, (config.tile_n, config.tile_k, -(-k // config.load), group or 0, FORMS[config.form])
 
 
