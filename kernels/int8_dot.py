@@ -101,11 +101,11 @@ def takes_digits(tile_n: int, n: int, k: int, group: int | None) -> bool:
 def linear_int8_rule(n: int, k: int, group: int | None = None) -> Int8Config:
     """Digits where they fit, in as many rows as leave room for three or four blocks on an SM; else rows.
 
-    On the H200 digits won for all rows of 2,048 columns and more, and for output heads; shorter rows are rows' where
-    they have one scale. `weights` counts the 32-bit registers of a thread that hold the block.
+    On the H200 digits won for every product of Qwen3-0.6B and 4B. `weights` counts the 32-bit registers of a thread that
+    hold the block.
     """
     for rows, most, blocks in ((16, 2560, 4), (8, 2560, 4), (8, 4096, 4), (4, 9728, 3), (4, 14336, None)):
-        if k <= most and takes_digits(rows, n, k, group) and (k > 1024 or n >= 32768 or group is not None):
+        if k <= most and takes_digits(rows, n, k, group):
             return Int8Config(rows, CHUNK, blocks, "digits")
     tile_k = next((t for t in (256, 128, 64) if k % t == 0), 256)
     rows = 16 if k <= 1536 else 8 if k <= 4096 else 4 if k <= 12288 else 2 if k <= 24576 else 1
