@@ -27,9 +27,9 @@ from kernels.int8_digits import (
     CHUNK,
     MAX_COLUMNS,
     digit_scales,
+    digit_token,
     digit_weights,
     digits_dot,
-    digit_token,
     load_columns,
     side_by_side,
 )
@@ -101,8 +101,8 @@ def takes_digits(tile_n: int, n: int, k: int, group: int | None) -> bool:
 def linear_int8_rule(n: int, k: int, group: int | None = None) -> Int8Config:
     """Digits where they fit, in as many rows as leave room for three or four blocks on an SM; else rows.
 
-    On the H200 digits won for every product of Qwen3-0.6B and 4B. `weights` counts the 32-bit registers of a thread that
-    hold the block.
+    On the H200 digits won for every product of Qwen3-0.6B and 4B. `weights` counts the 32-bit registers of a thread
+    that hold the block.
     """
     for rows, most, blocks in ((16, 2560, 4), (8, 2560, 4), (8, 4096, 4), (4, 9728, 3), (4, 14336, None)):
         if k <= most and takes_digits(rows, n, k, group):
