@@ -27,7 +27,7 @@ class Int8TokensConfig:
     Attributes:
         tile_n: rows of W a block owns, 64 or 128.
         tile_k: columns of one load and product, 32 to 512.
-        steps: slices of 512 columns a block owns. One is loaded before the wait; several go through a TMA ring.
+        steps: slices of 512 columns a block owns; all are loaded before the wait.
         occupancy: blocks per SM the compiler should make room for; None leaves the registers alone.
     """
 
@@ -42,15 +42,7 @@ def linear_int8_tokens_config(arch: str, n: int, k: int, group: int | None = Non
     try:
         return Int8TokensConfig(**configs.config("linear_int8_tokens", arch, n=n, k=k, group=group or 0))
     except KeyError:
-        return linear_int8_tokens_rule(n, k)
-
-
-def linear_int8_tokens_rule(n: int, k: int) -> Int8TokensConfig:
-    """A slice a block, for its weights are on their way early; whole rows where there are blocks enough anyway."""
-    return Int8TokensConfig(steps=slices(k) if n >= MANY_ROWS else 1)
-
-
-MANY_ROWS = 32768  # an output product: 512 blocks and more
+        return Int8TokensConfig()
 
 
 def part_floats(arch: str, tokens: int, n: int, k: int, group: int | None = None) -> int:
@@ -88,11 +80,6 @@ def early_tile(w, i, j, TN: Int, MK: Int, EVEN: Bool):
     return plain_tile(w, (i, j if EVEN else last_tile(w, j, MK)), (TN, MK), EVEN)
 
 
-def ring_tile(w, i, j, TN: Int, MK: Int, EVEN: Bool):
-    """A tile of weights through a TMA ring."""
-    return ct.load(w, index=(i, j if EVEN else last_tile(w, j, MK)), shape=(TN, MK), padding_mode=ZERO)
-
-
 def digit_tile(digits, j, MK: Int, COLUMNS: Int, EVEN: Bool):
     """Columns j · MK … of the tokens, [MK, COLUMNS]; 0 past the row."""
     if EVEN:
@@ -116,14 +103,14 @@ def run_scales(scale, i, s, TN: Int, G: Int):
     )  # fmt: skip
 
 
-def slice_sums(tiles, digit_tiles, scales, TN: Int, COLUMNS: Int):
-    """Scaled sums of one slice for each column of digits, [TN, COLUMNS] float32."""
-    RUN = ct.static_eval(len(tiles) // len(scales))
+def slice_sums(tiles, digit_tiles, scales, first, PER: Int, TN: Int, COLUMNS: Int):
+    """Scaled sums of one slice for each column of digits, [TN, COLUMNS] float32; its PER tiles come from `first` on."""
+    RUN = ct.static_eval(PER // len(scales))
     total = ct.zeros((TN, COLUMNS), dtype=ct.float32)
     for r in ct.static_iter(range(len(scales))):
         exact = ct.zeros((TN, COLUMNS), dtype=ct.int32)
         for j in ct.static_iter(range(RUN)):
-            exact = ct.mma(tiles[r * RUN + j], digit_tiles[r * RUN + j], exact)
+            exact = ct.mma(tiles[first + r * RUN + j], digit_tiles[first + r * RUN + j], exact)
         total = total + exact.astype(ct.float32) * scales[r]
     return total
 

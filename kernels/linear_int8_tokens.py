@@ -34,7 +34,6 @@ from kernels.int8_tokens import (
     joined,
     linear_int8_tokens_config,
     part_floats,
-    ring_tile,
     run_scales,
     slice_sums,
     sum_of_parts,
@@ -68,25 +67,16 @@ def linear_int8_tokens_kernel(
     PER = ct.static_eval(SLICE // MK)
     if PDL:
         ct.grid_dependency_control_launch_dependents()
-    if STEPS == 1:
-        tiles = tuple(early_tile(w, i, p * PER + j, TN, MK, EVEN) for j in ct.static_iter(range(PER)))
-        scales = run_scales(scale, i, p, TN, G)
-        if PDL:
-            ct.grid_dependency_control_wait()
-        of_token = token_scales(x_scale, p, T)
-        xs = tuple(digit_tile(digits, p * PER + j, MK, COLUMNS, EVEN) for j in ct.static_iter(range(PER)))
-        total = joined(slice_sums(tiles, xs, scales, TN, COLUMNS), of_token, TN, T)
-    else:
-        if PDL:
-            ct.grid_dependency_control_wait()
-        total = ct.zeros((TN, T), dtype=ct.float32)
-        for step in range(STEPS):
-            s = p * STEPS + step
-            tiles = tuple(ring_tile(w, i, s * PER + j, TN, MK, EVEN) for j in ct.static_iter(range(PER)))
-            scales = run_scales(scale, i, s, TN, G)
-            of_token = token_scales(x_scale, s, T)
-            xs = tuple(digit_tile(digits, s * PER + j, MK, COLUMNS, EVEN) for j in ct.static_iter(range(PER)))
-            total = total + joined(slice_sums(tiles, xs, scales, TN, COLUMNS), of_token, TN, T)
+    tiles = tuple(early_tile(w, i, p * STEPS * PER + j, TN, MK, EVEN) for j in ct.static_iter(range(STEPS * PER)))
+    scales = tuple(run_scales(scale, i, p * STEPS + s, TN, G) for s in ct.static_iter(range(STEPS)))
+    if PDL:
+        ct.grid_dependency_control_wait()
+    of_tokens = tuple(token_scales(x_scale, p * STEPS + s, T) for s in ct.static_iter(range(STEPS)))
+    xs = tuple(digit_tile(digits, p * STEPS * PER + j, MK, COLUMNS, EVEN) for j in ct.static_iter(range(STEPS * PER)))
+    total = ct.zeros((TN, T), dtype=ct.float32)
+    for s in ct.static_iter(range(STEPS)):
+        sums = slice_sums(tiles, xs, scales[s], s * PER, PER, TN, COLUMNS)
+        total = total + joined(sums, of_tokens[s], TN, T)
     out = ct.permute(total, (1, 0)).reshape((1, T, TN))
     ct.store(parts, index=(p, 0, i), tile=out, allow_tma=False)
 
