@@ -53,14 +53,14 @@ if TYPE_CHECKING:
 
 @ct.kernel
 def linear_int8_tokens_kernel(
-    w, scale, digits, x_scale, parts, TN: Int, MK: Int, STEPS: Int, G: Int, COLUMNS: Int, EVEN: Bool, PDL: Bool
+    w, scale, x, x_scale, parts, TN: Int, MK: Int, STEPS: Int, G: Int, COLUMNS: Int, EVEN: Bool, PDL: Bool
 ):
     """parts[p, t, n] = Σ_k scale[n, k // G] w[n, k] x[t, k] over the p-th share of the columns.
 
-    w [N, K] int8; scale [N, 1] (G = 0) or [N, K / G] float32; digits [COLUMNS, K] int8 and x_scale [T, slices] float32
-    stand for x; parts [shares, T, N] float32. Grid (ceil(N / TN), shares): TN rows, STEPS slices of 512 columns.
-    int32 sums within a slice and group, exact; scaled and added in float32. EVEN: tiles divide N and K, and nothing is
-    checked but the tokens; else edges read 0 and stores past N are dropped.
+    w [N, K] int8; scale [N, 1] (G = 0) or [N, K / G] float32; x [COLUMNS, K] int8 and x_scale [T, slices] float32
+    are the tokens in digits; parts [shares, T, N] float32. Grid (ceil(N / TN), shares): TN rows, STEPS slices of 512
+    columns. int32 sums within a slice and group, exact; scaled and added in float32. EVEN: tiles divide N and K, and
+    nothing is checked but the tokens; else edges read 0 and stores past N are dropped.
     """
     i, p = ct.bid(0), ct.bid(1)
     T = ct.static_eval(COLUMNS // 2)
@@ -72,7 +72,7 @@ def linear_int8_tokens_kernel(
     if PDL:
         ct.grid_dependency_control_wait()
     of_tokens = tuple(token_scales(x_scale, p * STEPS + s, T) for s in ct.static_iter(range(STEPS)))
-    xs = tuple(digit_tile(digits, p * STEPS * PER + j, MK, COLUMNS, EVEN) for j in ct.static_iter(range(STEPS * PER)))
+    xs = tuple(digit_tile(x, p * STEPS * PER + j, MK, COLUMNS, EVEN) for j in ct.static_iter(range(STEPS * PER)))
     total = ct.zeros((TN, T), dtype=ct.float32)
     for s in ct.static_iter(range(STEPS)):
         sums = slice_sums(tiles, xs, scales[s], s * PER, PER, TN, COLUMNS)
@@ -258,7 +258,7 @@ def _launch(
     shares, width = product[2][4], 2 * SLICE if act == SWIGLU else SLICE
     norm, bias = square_sums is not None, extra is not None and act != XIELU
     arrays = (shares, square_sums if norm else shares, shares if extra is None else extra, y)
-    into = digits or (inputs[0][0], shares)
+    into = digits or (shares, shares)
     constants = (k, slots, float(eps), int(shares.shape[0]), width, norm, bias, act, digits is not None)
     together = Together(launcher)
     together(*product)
