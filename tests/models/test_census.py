@@ -13,8 +13,7 @@ import pytest
 
 from kernels.lab.census import StepShape, label, moved_bytes, operations
 from kernels.shapes import MODELS
-from tests.checkpoints import quantization_config, write_checkpoint
-from tests.int8_oracle import quantise
+from tests.checkpoints import quantization_config, write_checkpoint, write_quantised
 from tests.reference import tiny_models
 from tileinfer_core import kernel_census
 from tileinfer_core.backends.cuda import load
@@ -26,7 +25,6 @@ from tileinfer_core.errors import BackendUnavailableError, ModelNotFoundError, U
 from tileinfer_core.kernel_census import Census, by_kind, chosen_step, config_of, picture
 from tileinfer_core.models.define import define_from_files, define_model
 from tileinfer_core.progress import silent
-from tileinfer_core.quantization import read_quantization
 from tileinfer_core.settings import Settings
 from tileinfer_core.store import Store
 from tileinfer_core.weights import WeightFiles
@@ -100,26 +98,15 @@ WITH_INT8 = {
 
 def verifying_model(folder, variant, formats):
     """A tiny model whose rows the groups divide."""
-    config = {**tiny_models.VARIANTS[variant], "num_hidden_layers": 2, "head_dim": 64, "intermediate_size": 192}
-    arrays = {t: tiny_models._values(t, shape) for t, shape in tiny_models.shapes(config).items()}
-    if formats is not None:
-        config["quantization_config"] = quantization_config(formats)
-        arrays = quantised_tensors(arrays, config)
-    files = WeightFiles.open(write_checkpoint(folder, config, arrays, dtype="BF16"))
-    return define_from_files(ModelConfig.load(files.folder), files)[0], files
-
-
-def quantised_tensors(arrays, config):
-    """Every matrix that the config calls INT8, with its scales."""
-    found = {}
-    wanted = read_quantization(config["quantization_config"], "config.json")
-    for name, array in arrays.items():
-        int8 = wanted.of(name.removesuffix(".weight")) if array.ndim == 2 else None
-        if int8 is None:
-            found[name] = array
-            continue
-        found[name], found[f"{name}_scale"] = quantise(array, int8.group_size)
-    return found
+    changes = {"num_hidden_layers": 2, "head_dim": 64, "intermediate_size": 192}
+    if formats is None:
+        config = {**tiny_models.VARIANTS[variant], **changes}
+        arrays = {t: tiny_models._values(t, shape) for t, shape in tiny_models.shapes(config).items()}
+        write_checkpoint(folder, config, arrays, dtype="BF16")
+    else:
+        write_quantised(folder, variant, quantization_config(formats), **changes)
+    files = WeightFiles.open(folder)
+    return define_from_files(ModelConfig.load(folder), files)[0], files
 
 
 STEPS = [("qwen3-tied", name, 5) for name in WITH_INT8]

@@ -57,9 +57,9 @@ class ShapeDevice:
 
     name = "no GPU"
 
-    def __init__(self, arch: str) -> None:
+    def __init__(self, arch: str, *, pdl: bool | None = None) -> None:
         self.arch = arch
-        self.pdl = supports_pdl(arch)
+        self.pdl = supports_pdl(arch) if pdl is None else pdl
         self.compiled: list[str] = []
 
     def memory(self) -> DeviceMemory:
