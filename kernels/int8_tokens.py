@@ -16,8 +16,8 @@ from kernels.linear import SWIGLU, XIELU, plain_tile
 from kernels.notation import ZERO, Bool, Int
 
 NARROWEST = 32  # columns of a product of bytes
-EXACT = 1 << 24  # whole numbers that float32 holds; below it, int32 never overflows either
-LARGEST_PRODUCT = 128 * 127  # of a weight, -128 … 127, and a digit, -127 … 127
+LARGEST_PRODUCT = 128 * (128 * 127 + 64)  # of a weight, -128 … 127, and both digits, |hi| ≤ 127 and |lo| ≤ 64
+MAX_COLUMNS = ((1 << 31) - 1) // LARGEST_PRODUCT  # whose products, digits joined, fit int32 whatever their values
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def tokens_square_slots(n: int) -> int:
 
 
 def check_cut(op: str, c: Int8TokensConfig, k: int, group: int | None) -> int:
-    """Columns of a tile: within a group, within the slice over which int32 sums stay whole numbers of float32."""
+    """Columns of a tile, which lies within a group and within a slice."""
     if group is not None and group < NARROWEST:
         raise ValueError(f"{op}: scales of {group} columns, expected {NARROWEST} or more")
     if c.tile_n not in (64, 128) or c.tile_k not in (32, 64, 128, 256, SLICE) or slices(k) % c.steps:
@@ -64,9 +64,9 @@ def check_cut(op: str, c: Int8TokensConfig, k: int, group: int | None) -> int:
             f"{op}: blocks of {c.tile_n} rows, {c.tile_k} columns, {c.steps} of {slices(k)} slices, expected 64 or 128 "
             f"rows, a power of two from {NARROWEST} to {SLICE} columns, and equal shares"
         )
-    exact = min(SLICE, group or SLICE)
-    if exact * LARGEST_PRODUCT > EXACT:
-        raise ValueError(f"{op}: sums of {exact} columns, exact up to {EXACT // LARGEST_PRODUCT}")
+    summed = min(SLICE, group or SLICE)
+    if summed > MAX_COLUMNS:
+        raise ValueError(f"{op}: {summed} columns a sum, the digits' int32 sums are exact up to {MAX_COLUMNS}")
     return min(c.tile_k, group or SLICE)
 
 
@@ -89,43 +89,43 @@ def digit_tile(digits, j, MK: Int, COLUMNS: Int, EVEN: Bool):
     return ct.where(j == last, tile, 0)
 
 
-def run_scales(scale, i, s, TN: Int, G: Int):
+def run_scales(scale, i, s, TN: Int, G: Int, EVEN: Bool):
     """The rows' scales of slice s, [TN, 1] for each run of columns that shares one (the whole slice where G = 0)."""
     if G == 0:
-        return (ct.load(scale, index=(i, 0), shape=(TN, 1), padding_mode=ZERO, allow_tma=False),)
-    RUN = ct.static_eval(min(G, SLICE))
-    return tuple(
-        ct.load(
-            scale, index=(i, ct.minimum((s * SLICE + r * RUN) // G, scale.shape[1] - 1)), shape=(TN, 1),
-            padding_mode=ZERO, allow_tma=False,
-        )
-        for r in ct.static_iter(range(SLICE // RUN))
-    )  # fmt: skip
+        return (plain_tile(scale, (i, 0), (TN, 1), EVEN),)
+    if G >= SLICE:
+        return (group_scales(scale, i, s // ct.static_eval(G // SLICE), TN, EVEN),)
+    RUNS = ct.static_eval(SLICE // G)
+    return tuple(group_scales(scale, i, s * RUNS + r, TN, EVEN) for r in ct.static_iter(range(RUNS)))
+
+
+def group_scales(scale, i, g, TN: Int, EVEN: Bool):
+    """The rows' scales of group g, [TN, 1]; where the last slice has fewer groups, any: digit_tile is 0 then."""
+    return plain_tile(scale, (i, g if EVEN else ct.minimum(g, scale.shape[1] - 1)), (TN, 1), EVEN)
 
 
 def slice_sums(tiles, digit_tiles, scales, first, PER: Int, TN: Int, COLUMNS: Int):
-    """Scaled sums of one slice for each column of digits, [TN, COLUMNS] float32; its PER tiles come from `first` on."""
+    """Sums of one slice in steps of the tokens' scales, [TN, COLUMNS / 2] float32; its tiles come from `first` on."""
     RUN = ct.static_eval(PER // len(scales))
-    total = ct.zeros((TN, COLUMNS), dtype=ct.float32)
+    total = ct.zeros((TN, COLUMNS // 2), dtype=ct.float32)
     for r in ct.static_iter(range(len(scales))):
         exact = ct.zeros((TN, COLUMNS), dtype=ct.int32)
         for j in ct.static_iter(range(RUN)):
             exact = ct.mma(tiles[first + r * RUN + j], digit_tiles[first + r * RUN + j], exact)
-        total = total + exact.astype(ct.float32) * scales[r]
+        total = total + joined(exact, TN, COLUMNS // 2).astype(ct.float32) * scales[r]
     return total
+
+
+def joined(exact, TN: Int, T: Int):
+    """128 hi + lo of each token, [TN, T] int32."""
+    pairs = exact.reshape((TN, T, 2))
+    hi = ct.extract(pairs, (0, 0, 0), (TN, T, 1)).reshape((TN, T))
+    return hi * 128 + ct.extract(pairs, (0, 0, 1), (TN, T, 1)).reshape((TN, T))
 
 
 def token_scales(x_scale, s, T: Int):
     """The tokens' scales of slice s, [1, T]."""
     return ct.load(x_scale, index=(0, s), shape=(T, 1), padding_mode=ZERO, allow_tma=False).reshape((1, T))
-
-
-def joined(sums, of_token, TN: Int, T: Int):
-    """128 hi + lo, times the token's scale: [TN, T]."""
-    pairs = sums.reshape((TN, T, 2))
-    hi = ct.extract(pairs, (0, 0, 0), (TN, T, 1)).reshape((TN, T))
-    lo = ct.extract(pairs, (0, 0, 1), (TN, T, 1)).reshape((TN, T))
-    return (hi * 128.0 + lo) * of_token
 
 
 def sum_of_parts(parts, t, i, S: Int, JN: Int, EVEN: Bool):

@@ -31,7 +31,6 @@ from kernels.int8_tokens import (
     digit_tile,
     early_tile,
     floats,
-    joined,
     linear_int8_tokens_config,
     part_floats,
     run_scales,
@@ -68,15 +67,14 @@ def linear_int8_tokens_kernel(
     if PDL:
         ct.grid_dependency_control_launch_dependents()
     tiles = tuple(early_tile(w, i, p * STEPS * PER + j, TN, MK, EVEN) for j in ct.static_iter(range(STEPS * PER)))
-    scales = tuple(run_scales(scale, i, p * STEPS + s, TN, G) for s in ct.static_iter(range(STEPS)))
+    scales = tuple(run_scales(scale, i, p * STEPS + s, TN, G, EVEN) for s in ct.static_iter(range(STEPS)))
     if PDL:
         ct.grid_dependency_control_wait()
     of_tokens = tuple(token_scales(x_scale, p * STEPS + s, T) for s in ct.static_iter(range(STEPS)))
     xs = tuple(digit_tile(x, p * STEPS * PER + j, MK, COLUMNS, EVEN) for j in ct.static_iter(range(STEPS * PER)))
     total = ct.zeros((TN, T), dtype=ct.float32)
     for s in ct.static_iter(range(STEPS)):
-        sums = slice_sums(tiles, xs, scales[s], s * PER, PER, TN, COLUMNS)
-        total = total + joined(sums, of_tokens[s], TN, T)
+        total = total + slice_sums(tiles, xs, scales[s], s * PER, PER, TN, COLUMNS) * of_tokens[s]
     out = ct.permute(total, (1, 0)).reshape((1, T, TN))
     ct.store(parts, index=(p, 0, i), tile=out, allow_tma=False)
 

@@ -33,7 +33,7 @@ from tests.bench.decode_chain import ARCH, BF16, EPS, LAUNCHER, Chain, _one, gra
 from tests.bench.int8_chain import Int8Chain, random_bytes
 
 PRODUCTS = ("qkv", "o", "up", "down")
-CUTS = [Int8TokensConfig(128), Int8TokensConfig(64, 128, 2), Int8TokensConfig(64, 256), Int8TokensConfig(64, 512)]
+CUTS = [Int8TokensConfig(128), Int8TokensConfig(64, 128, 2), Int8TokensConfig(64, 512)]
 
 
 class TokensChain:

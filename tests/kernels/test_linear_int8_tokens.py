@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kernels import int8_tokens
 from kernels.digit_slices import SLICE, columns, digit_shapes, digit_slices
-from kernels.int8_tokens import EXACT, LARGEST_PRODUCT, Int8TokensConfig, tokens_square_slots
+from kernels.int8_tokens import MAX_COLUMNS, Int8TokensConfig, tokens_square_slots
 from kernels.linear_int8_tokens import (
     linear_int8_tokens,
     linear_int8_tokens_norm,
@@ -129,7 +130,7 @@ def test_cuts_change_nothing(machine: Any, config: Int8TokensConfig, group: int 
 @pytest.mark.parametrize("config", [SHARES, WIDE], ids=str)
 @pytest.mark.parametrize("value", [1.0, -1.0, 0.0])
 def test_the_largest_sums_are_exact(machine: Any, config: Int8TokensConfig, value: float) -> None:
-    """All weights -128 or 127 and one size of x: whole numbers that float32 holds, whatever the values."""
+    """All weights -128 or 127 and one size of x: int32 holds the sums of a slice, whatever the values."""
     n, k = 64, 1024
     w = np.full((n, k), -128, np.int8)
     w[1::2] = 127
@@ -139,7 +140,7 @@ def test_the_largest_sums_are_exact(machine: Any, config: Int8TokensConfig, valu
     ones = machine.array(np.ones((n, 1), np.float32))
     linear_int8_tokens(machine.launcher, c.x, machine.array(w), ones, c.parts, y, config=config)
     np.testing.assert_allclose(machine.host(y), decode.product(x, w), rtol=1e-6)
-    assert SLICE * LARGEST_PRODUCT <= EXACT < 2**31
+    assert SLICE <= MAX_COLUMNS
 
 
 @pytest.mark.parametrize("group", [None, 64])
@@ -191,6 +192,13 @@ def test_residual(machine: Any, tokens: int, n: int, k: int, group: int | None, 
     assert_close(machine.host(normed), want * gain)
     assert_close(machine.host(sums).astype(np.float64).sum(1), (want**2).sum(1), "float32")
     assert_digits(wide(machine, digits, tokens), want * gain)
+
+
+def test_sums_that_int32_does_not_hold(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(int8_tokens, "MAX_COLUMNS", 511)
+    c = Case(machine, 2, 64, 512)
+    with pytest.raises(ValueError, match="512 columns a sum, the digits' int32 sums are exact up to 511"):
+        linear_int8_tokens(machine.launcher, c.x, *c.arrays, machine.empty((2, 64), "float32"))
 
 
 def test_refusals(machine: Any) -> None:
