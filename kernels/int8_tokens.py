@@ -16,8 +16,8 @@ from kernels.linear import SWIGLU, XIELU, plain_tile
 from kernels.notation import ZERO, Bool, Int
 
 NARROWEST = 32  # columns of a product of bytes
-LARGEST_PRODUCT = 128 * (128 * 127 + 64)  # of a weight, -128 … 127, and both digits, |hi| ≤ 127 and |lo| ≤ 64
-MAX_COLUMNS = ((1 << 31) - 1) // LARGEST_PRODUCT  # whose products, digits joined, fit int32 whatever their values
+LARGEST_PRODUCT = 128 * 127  # of a weight, -128 … 127, and a digit, -127 … 127
+MAX_COLUMNS = (1 << 24) // LARGEST_PRODUCT  # whose sums are whole numbers of float32, and of int32, whatever the values
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,14 @@ def check_cut(op: str, c: Int8TokensConfig, k: int, group: int | None) -> int:
     """Columns of a tile, which lies within a group and within a slice."""
     if group is not None and group < NARROWEST:
         raise ValueError(f"{op}: scales of {group} columns, expected {NARROWEST} or more")
-    if c.tile_n not in (64, 128) or c.tile_k not in (32, 64, 128, 256, SLICE) or slices(k) % c.steps:
+    if c.tile_n not in (64, 128) or c.tile_k not in (32, 64, 128, 256, SLICE) or c.steps < 1 or slices(k) % c.steps:
         raise ValueError(
             f"{op}: blocks of {c.tile_n} rows, {c.tile_k} columns, {c.steps} of {slices(k)} slices, expected 64 or 128 "
             f"rows, a power of two from {NARROWEST} to {SLICE} columns, and equal shares"
         )
     summed = min(SLICE, group or SLICE)
     if summed > MAX_COLUMNS:
-        raise ValueError(f"{op}: {summed} columns a sum, the digits' int32 sums are exact up to {MAX_COLUMNS}")
+        raise ValueError(f"{op}: {summed} columns a sum, which is a whole number of float32 up to {MAX_COLUMNS}")
     return min(c.tile_k, group or SLICE)
 
 
@@ -105,22 +105,22 @@ def group_scales(scale, i, g, TN: Int, EVEN: Bool):
 
 
 def slice_sums(tiles, digit_tiles, scales, first, PER: Int, TN: Int, COLUMNS: Int):
-    """Sums of one slice in steps of the tokens' scales, [TN, COLUMNS / 2] float32; its tiles come from `first` on."""
+    """Scaled sums of one slice for each column of digits, [TN, COLUMNS] float32; its PER tiles come from `first` on."""
     RUN = ct.static_eval(PER // len(scales))
-    total = ct.zeros((TN, COLUMNS // 2), dtype=ct.float32)
+    total = ct.zeros((TN, COLUMNS), dtype=ct.float32)
     for r in ct.static_iter(range(len(scales))):
         exact = ct.zeros((TN, COLUMNS), dtype=ct.int32)
         for j in ct.static_iter(range(RUN)):
             exact = ct.mma(tiles[first + r * RUN + j], digit_tiles[first + r * RUN + j], exact)
-        total = total + joined(exact, TN, COLUMNS // 2).astype(ct.float32) * scales[r]
+        total = total + exact.astype(ct.float32) * scales[r]
     return total
 
 
-def joined(exact, TN: Int, T: Int):
-    """128 hi + lo of each token, [TN, T] int32."""
-    pairs = exact.reshape((TN, T, 2))
+def joined(sums, TN: Int, T: Int):
+    """128 hi + lo of each token, [TN, T]. In float32: tileiras 13.4 aborts on int32 pairs of a product for sm_100."""
+    pairs = sums.reshape((TN, T, 2))
     hi = ct.extract(pairs, (0, 0, 0), (TN, T, 1)).reshape((TN, T))
-    return hi * 128 + ct.extract(pairs, (0, 0, 1), (TN, T, 1)).reshape((TN, T))
+    return hi * 128.0 + ct.extract(pairs, (0, 0, 1), (TN, T, 1)).reshape((TN, T))
 
 
 def token_scales(x_scale, s, T: Int):

@@ -31,6 +31,7 @@ from kernels.int8_tokens import (
     digit_tile,
     early_tile,
     floats,
+    joined,
     linear_int8_tokens_config,
     part_floats,
     run_scales,
@@ -74,7 +75,8 @@ def linear_int8_tokens_kernel(
     xs = tuple(digit_tile(x, p * STEPS * PER + j, MK, COLUMNS, EVEN) for j in ct.static_iter(range(STEPS * PER)))
     total = ct.zeros((TN, T), dtype=ct.float32)
     for s in ct.static_iter(range(STEPS)):
-        total = total + slice_sums(tiles, xs, scales[s], s * PER, PER, TN, COLUMNS) * of_tokens[s]
+        sums = slice_sums(tiles, xs, scales[s], s * PER, PER, TN, COLUMNS)
+        total = total + joined(sums, TN, T) * of_tokens[s]
     out = ct.permute(total, (1, 0)).reshape((1, T, TN))
     ct.store(parts, index=(p, 0, i), tile=out, allow_tma=False)
 

@@ -130,7 +130,7 @@ def test_cuts_change_nothing(machine: Any, config: Int8TokensConfig, group: int 
 @pytest.mark.parametrize("config", [SHARES, WIDE], ids=str)
 @pytest.mark.parametrize("value", [1.0, -1.0, 0.0])
 def test_the_largest_sums_are_exact(machine: Any, config: Int8TokensConfig, value: float) -> None:
-    """All weights -128 or 127 and one size of x: int32 holds the sums of a slice, whatever the values."""
+    """All weights -128 or 127 and one size of x: whole numbers that float32 holds, whatever the values."""
     n, k = 64, 1024
     w = np.full((n, k), -128, np.int8)
     w[1::2] = 127
@@ -194,10 +194,10 @@ def test_residual(machine: Any, tokens: int, n: int, k: int, group: int | None, 
     assert_digits(wide(machine, digits, tokens), want * gain)
 
 
-def test_sums_that_int32_does_not_hold(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_that_float32_does_not_hold(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(int8_tokens, "MAX_COLUMNS", 511)
     c = Case(machine, 2, 64, 512)
-    with pytest.raises(ValueError, match="512 columns a sum, the digits' int32 sums are exact up to 511"):
+    with pytest.raises(ValueError, match="512 columns a sum, which is a whole number of float32 up to 511"):
         linear_int8_tokens(machine.launcher, c.x, *c.arrays, machine.empty((2, 64), "float32"))
 
 
