@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kernels.compile import TARGETS, Compiled, distinct
 from kernels.configs import number
@@ -33,11 +33,13 @@ FAMILIES: tuple[str, ...] = (
     "kernels.attention_decode",
     "kernels.attention_prefill",
     "kernels.dequantise",
+    "kernels.digit_slices",
     "kernels.digits",
     "kernels.embedding",
     "kernels.kv_write",
     "kernels.linear",
     "kernels.linear_int8",
+    "kernels.linear_int8_tokens",
     "kernels.linear_prefill",
     "kernels.linear_prefill_digits",
     "kernels.linear_prefill_int8",
@@ -52,7 +54,19 @@ FAMILIES: tuple[str, ...] = (
 SHARED_LIMIT = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 103: 232_448, 120: 101_376}
 
 
-Model = tuple[str, ModelShape, str]  # name, shape, type of its weights
+Shape = tuple[str, ModelShape, str]  # name, shape, type of its weights
+
+
+class Launches(Protocol):
+    """A model that records its own launches, where more than a shape decides what they are."""
+
+    @property
+    def name(self) -> str: ...
+
+    def records(self, arch: str, *, pdl: bool) -> list[Recorded]: ...
+
+
+Model = Shape | Launches
 
 
 @dataclass(frozen=True)
@@ -71,26 +85,37 @@ def entries(
     """Distinct kernels for `arch`.
 
     Args:
-        models: whose shapes to record; None means kernels.shapes.variants().
+        models: whose kernels to record; None means the shapes of kernels.shapes.variants().
         families: modules, such as "kernels.norm".
         pdl: the form under programmatic dependent launch, or the plain one; None is the engine's choice, which is the
             former wherever the target has it.
     """
-    wanted = variants() if models is None else list(models)
+    wanted = list[Model](variants()) if models is None else list(models)
     dependent = number(arch) >= 90 if pdl is None else pdl
+    shapes = [model for model in wanted if isinstance(model, tuple)]
+    others = [(model.name, model.records(arch, pdl=dependent)) for model in wanted if not isinstance(model, tuple)]
     for family in families:
-        yield from _record(family, arch, wanted, pdl=dependent)
+        own = [(name, [record for record in records if record.module == family]) for name, records in others]
+        yield from _record(family, _recorded(family, arch, shapes, pdl=dependent) + own, pdl=dependent)
 
 
-def _record(family: str, arch: str, wanted: list[Model], *, pdl: bool) -> Iterator[Entry]:
-    """Each distinct kernel once, with every model that uses it."""
-    first: dict[Any, Recorded] = {}
-    users: dict[Any, dict[str, None]] = {}
+def _recorded(family: str, arch: str, shapes: list[Shape], *, pdl: bool) -> list[tuple[str, list[Recorded]]]:
+    """The family's launches for each shape."""
+    found = []
     module = importlib.import_module(family)
-    for name, shape, dtype in wanted:
+    for name, shape, dtype in shapes:
         launcher = RecordingLauncher(arch, pdl=pdl)
         module.model_launches(launcher, shape, dtype)
-        for record in launcher.records:
+        found.append((name, launcher.records))
+    return found
+
+
+def _record(family: str, launches: list[tuple[str, list[Recorded]]], *, pdl: bool) -> Iterator[Entry]:
+    """Each distinct kernel of the family once, with every model that uses it."""
+    first: dict[Any, Recorded] = {}
+    users: dict[Any, dict[str, None]] = {}
+    for name, records in launches:
+        for record in records:
             identity = record.identity()
             first.setdefault(identity, record)
             users.setdefault(identity, {})[name] = None

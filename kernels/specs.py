@@ -182,6 +182,11 @@ class Recorded:
         return str(self.kernel._pyfunc.__name__)  # noqa: SLF001
 
     @property
+    def module(self) -> str:
+        """Where the kernel is defined, such as "kernels.norm"."""
+        return str(self.kernel._pyfunc.__module__)  # noqa: SLF001
+
+    @property
     def hints(self) -> tuple[tuple[str, Any], ...]:
         """Compiler hints that differ from cuda-tile's defaults."""
         found = vars(self.kernel._compiler_options)  # noqa: SLF001
@@ -192,8 +197,7 @@ class Recorded:
 
     def identity(self) -> tuple[Any, ...]:
         """Equal for two launches that run the same code."""
-        function = self.kernel._pyfunc  # noqa: SLF001
-        return function.__module__, function.__qualname__, self.hints, self.signature().symbol
+        return self.module, self.kernel._pyfunc.__qualname__, self.hints, self.signature().symbol  # noqa: SLF001
 
 
 class RecordingLauncher:

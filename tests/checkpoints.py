@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tests.int8_oracle import quantise
-from tests.reference.tiny_models import VARIANTS, tensors
+from tests.reference.tiny_models import VARIANTS, _values, shapes, tensors
 from tileinfer_core.backends.numpy_backend import NumpyRunner
 from tileinfer_core.config import ModelConfig
 from tileinfer_core.dtypes import BFLOAT16, SAFETENSORS_DTYPES, safetensors_name
 from tileinfer_core.models.define import define_from_files
 from tileinfer_core.progress import silent
+from tileinfer_core.quantization import read_quantization
 from tileinfer_core.weights import WeightFiles
 
 if TYPE_CHECKING:
@@ -97,6 +98,22 @@ def write_int8_variant(
     groups = {"Linear": layers, "model.embed_tokens": head, "lm_head": head}
     config = {**VARIANTS[name], "quantization_config": quantization_config(groups)}
     return write_checkpoint(folder, config, int8_tensors(tensors(name), layers, head), dtype)
+
+
+def write_quantised(folder: Path, name: str, section: Mapping[str, Any], **changes: Any) -> Path:
+    """A tiny model whose matrices have the formats of a quantization_config; `changes` replace fields of its config."""
+    config = {**VARIANTS[name], **changes}
+    wanted, stored = read_quantization(section, "config.json"), {}
+    assert wanted is not None
+    for tensor, shape in shapes(config).items():
+        array = _values(f"{name}/{tensor}", shape)
+        int8 = wanted.of(tensor.removesuffix(".weight")) if array.ndim == 2 else None
+        if int8 is None:
+            stored[tensor] = array
+        else:
+            stored[tensor], scales = quantise(array, int8.group_size)
+            stored[f"{tensor}_scale"] = scales.astype(BFLOAT16)
+    return write_checkpoint(folder, {**config, "quantization_config": dict(section)}, stored, "BF16")
 
 
 def load_runner(folder: Path) -> NumpyRunner:

@@ -21,15 +21,18 @@ from tileinfer_core.errors import (
     TileinferError,
     UsageError,
 )
-from tileinfer_core.models.define import define_model
+from tileinfer_core.models.define import define_from_files, define_model
 from tileinfer_core.progress import OnProgress, ProgressEvent, silent
+from tileinfer_core.weights import WeightFiles
 
 INSTALL = 'pip install "cuda-tile[tileiras]"'
 try:
     from kernels import catalogue, configs
     from kernels.compile import TARGETS, CompileTimeoutError, compile_all
     from kernels.shapes import MODELS, ModelShape
-    from tileinfer_core.backends.cuda.plan import refuse_unsupported
+    from tileinfer_core.backends.cuda.ahead import EngineModel
+    from tileinfer_core.backends.cuda.loader import storage_dtype
+    from tileinfer_core.backends.cuda.plan import refuse_formats, refuse_unsupported
 except ImportError as _error:
     raise BackendUnavailableError(f"the kernels need cuda-tile: {_error}", hint=INSTALL) from _error
 
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
 
     from kernels.catalogue import Entry, Model
     from kernels.compile import Compiled, CompileError
-    from tileinfer_core.store import Store
+    from tileinfer_core.store import ModelFolder, Store
 
 MAX_WORKERS = 8
 _DEMO_SHAPE = "SmolLM2-135M"
@@ -131,6 +134,8 @@ def notes(archs: Iterable[str]) -> list[str]:
 def chosen_models(asked: Iterable[str], store: Store) -> list[Model] | None:
     """Shapes by their names ("Qwen3-4B"), or of any model on this disk; None where nothing is asked for: all shapes.
 
+    Of a quantised model on this disk it is what the engine launches for it.
+
     Raises:
         UsageError: naming the shapes and models that the name resembles.
         ModelError: the model is here, and damaged or not supported by the GPU engine.
@@ -148,7 +153,18 @@ def _model(name: str, store: Store) -> Model:
     except ModelNotFoundError:
         return _famous(name, store)
     config = ModelConfig.load(folder.path)
+    if config.quantization is not None:
+        return _quantised(folder)
     return folder.name, shape_of(config), "float16" if config.dtype == "float16" else "bfloat16"
+
+
+def _quantised(folder: ModelFolder) -> EngineModel:
+    """Its products have formats of their own, one by one, so that a shape does not say which kernels they are."""
+    files = WeightFiles.open(folder.path)
+    model, _ = define_from_files(ModelConfig.load(folder.path), files)
+    refuse_unsupported(model.structure)
+    refuse_formats(model)
+    return EngineModel(folder.name, model, storage_dtype(files))
 
 
 def _famous(name: str, store: Store) -> Model:

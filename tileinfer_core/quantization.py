@@ -41,6 +41,10 @@ class Int8:
         """Scales of a row."""
         return 1 if self.group_size is None else columns // self.group_size
 
+    def group(self, columns: int) -> int | None:
+        """Columns of a scale; None where a row has one, be it by a group as long as the row."""
+        return None if self.groups(columns) == 1 else self.group_size
+
     def __str__(self) -> str:
         return "one scale a row" if self.group_size is None else f"groups of {self.group_size}"
 

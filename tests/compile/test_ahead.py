@@ -17,7 +17,7 @@ from kernels.cache import cache_dir, entries
 from kernels.compile import CompileTimeoutError, Recorded, compile_all, compile_one
 from kernels.processes import children
 from kernels.specs import ArraySpec
-from tests.checkpoints import write_checkpoint
+from tests.checkpoints import quantization_config, write_checkpoint, write_quantised
 from tests.kernels.kernels_for_tests import copy_kernel
 from tests.reference import tiny_models
 from tileinfer_core import kernel_tools
@@ -27,6 +27,8 @@ from tileinfer_core.config import ModelConfig
 from tileinfer_core.errors import CompilerTimeoutError
 from tileinfer_core.models.define import define_from_files
 from tileinfer_core.progress import silent
+from tileinfer_core.settings import Settings
+from tileinfer_core.store import Store
 from tileinfer_core.weights import WeightFiles
 
 
@@ -48,17 +50,31 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def test_the_engine_starts_without_compiling(own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tile IR is made for every kernel; one real cubin stands for all, for their code does not matter here."""
-    config = {**tiny_models.VARIANTS["qwen3-tied"], "head_dim": 64}
+RECIPE = {"re:.*down_proj": 32, "re:.*embed_tokens": 32, "Linear": None}
+
+
+def model_folder(folder: Path, *, int8: bool) -> Path:
+    changes = {"head_dim": 64, "intermediate_size": 192, "max_position_embeddings": 4096}
+    if int8:
+        return write_quantised(folder, "qwen3-tied", quantization_config(RECIPE), **changes)
+    config = {**tiny_models.VARIANTS["qwen3-tied"], **changes}
     arrays = {t: tiny_models._values(t, shape) for t, shape in tiny_models.shapes(config).items()}
-    files = WeightFiles.open(write_checkpoint(tmp_path / "model", config, arrays, dtype="BF16"))
+    return write_checkpoint(folder, config, arrays, dtype="BF16")
+
+
+@pytest.mark.parametrize("int8", [False, True], ids=["bf16", "int8"])
+def test_the_engine_starts_without_compiling(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, int8: bool
+) -> None:
+    """Tile IR is made for every kernel; one real cubin stands for all, for their code does not matter here."""
+    files = WeightFiles.open(model_folder(tmp_path / "model", int8=int8))
     model, _ = define_from_files(ModelConfig.load(files.folder), files)
     code = compiler._tileiras(compiler._job(copy_record(), "sm_90"), 60)
     runs: list[str] = []
     monkeypatch.setattr(compiler, "_tileiras", lambda job, _timeout: runs.append(job.symbol) or code)
-    shape = ("tiny", kernel_tools.shape_of(model.config), "bfloat16")
-    ahead = list(kernel_tools.compile_kernels(["sm_90"], [shape], workers=1))
+    store = Store.from_settings(Settings.load({"HOME": str(tmp_path)}, tmp_path / "absent.toml"))
+    chosen = kernel_tools.chosen_models([str(files.folder)], store)
+    ahead = list(kernel_tools.compile_kernels(["sm_90"], chosen, workers=1))
     assert len(runs) == len(ahead) > 20
     assert len(entries(own_cache)) == 2 * len(ahead)
 

@@ -19,6 +19,7 @@ from kernels.attention_decode import AttentionConfig, attention_decode, workspac
 from kernels.attention_prefill import AttentionPrefillConfig, attention_prefill
 from kernels.catalogue import FAMILIES
 from kernels.dequantise import dequantise
+from kernels.digit_slices import digit_slices
 from kernels.digits import token_digits
 from kernels.embedding import embedding, embedding_decode
 from kernels.interpreter import InterpreterLauncher
@@ -31,6 +32,13 @@ from kernels.linear_int8 import (
     linear_int8_residual,
     linear_int8_swiglu,
     linear_int8_xielu,
+)
+from kernels.linear_int8_tokens import (
+    linear_int8_tokens,
+    linear_int8_tokens_norm,
+    linear_int8_tokens_residual,
+    linear_int8_tokens_swiglu,
+    linear_int8_tokens_xielu,
 )
 from kernels.linear_prefill import (
     LinearPrefillConfig,
@@ -95,6 +103,10 @@ def signed(*shape: int) -> ArraySpec:
     return ArraySpec(shape, "int8")
 
 
+def pair(values: Any, scales: Any) -> tuple[Any, Any]:
+    return values, scales
+
+
 HEADS = {"kv_heads": 2, "head_dim": 64}
 ROPE = {"cos": floats(128, 32), "sin": floats(128, 32)}
 POOLS = {"k_pool": half(256, 64), "v_pool": half(256, 64), "block_table": ints(16)}
@@ -104,6 +116,10 @@ OUTPUTS = {"outputs.sampled": ints(1), "outputs.length": ints(1), "outputs.ids":
 DECODE = AttentionConfig("page", 2)
 SAMPLE = SampleConfig()
 WORKSPACE = {f"workspace.{name}": ArraySpec(*shape) for name, shape in sample_workspace_shapes(1100, SAMPLE).items()}
+TOKENS = {"x.values": signed(8, 64), "x.scales": floats(3, 1)}
+MADE = {"digits.values": signed(8, 64), "digits.scales": floats(3, 1)}
+PARTS = {"parts": floats(3 * 128)}
+IN_TWO = {"w": signed(48, 64), "scale": floats(48, 2)}  # groups of 32
 INT8_POOLS = {
     "k_pool": ArraySpec((256, 64), "int8"),
     "v_pool": ArraySpec((256, 64), "int8"),
@@ -237,6 +253,40 @@ CALLS = [
         {"x": half(1, 64), **INT8, "stream": floats(1, 48), "gain": floats(1, 48), "normed": half(1, 48)}
         | {"square_sums": floats(1, 8), "bias": half(1, 48)},
     ),
+    Call(digit_slices, {"x": half(3, 64), **MADE}, {}, {"digits": pair}),
+    Call(
+        linear_int8_tokens,
+        {**TOKENS, **IN_TWO, **PARTS, "y": floats(3, 48), "bias": half(1, 48)},
+        {},
+        {"x": pair},
+    ),
+    Call(
+        linear_int8_tokens_norm,
+        {**TOKENS, "square_sums": floats(3, 8), **IN_TWO, **PARTS, "y": half(3, 48), "bias": floats(1, 48)},
+        {"eps": 1e-6},
+        {"x": pair},
+    ),
+    Call(
+        linear_int8_tokens_swiglu,
+        {**TOKENS, "square_sums": floats(3, 8), "w": signed(128, 64), "scale": floats(128, 1), **PARTS}
+        | {"y": half(3, 64), **MADE, "bias": half(1, 128)},
+        {"eps": 1e-6},
+        {"x": pair, "digits": pair},
+    ),
+    Call(
+        linear_int8_tokens_xielu,
+        {**TOKENS, "square_sums": floats(3, 8), "w": signed(64, 64), "scale": floats(64, 1), **PARTS}
+        | {"alphas": floats(2), "y": half(3, 64), **MADE},
+        {"eps": 1e-6},
+        {"x": pair, "digits": pair},
+    ),
+    Call(
+        linear_int8_tokens_residual,
+        {**TOKENS, "w": signed(64, 64), "scale": floats(64, 2), **PARTS, "stream": floats(3, 64)}
+        | {"gain": floats(1, 64), "normed": half(3, 64), "square_sums": floats(3, 4), **MADE, "bias": half(1, 64)},
+        {},
+        {"x": pair, "digits": pair},
+    ),
     Call(
         linear_split,
         {"x": half(1, 64), "w": half(48, 64), "parts": floats(2, 48), "y": floats(1, 48), "bias": half(1, 48)},
@@ -368,6 +418,7 @@ class TestEveryArray:
 
 
 # Axes whose length a wrapper takes as it is: how many ids, positions, pages, entries of a ring there are.
+PARTS_AXES = {("parts", 0)}
 FREE_AXES: dict[str, set[tuple[str, int]]] = {
     "argmax": {("logits", 1)},
     "attention_decode": {("block_table", 0), ("workspace", 0)},
@@ -375,6 +426,9 @@ FREE_AXES: dict[str, set[tuple[str, int]]] = {
     "embedding": {("table", 0)},
     "embedding_decode": {("table", 0)},
     "kv_write": {("block_table", 0), ("qkv", 0)},
+    **dict.fromkeys(
+        (f"linear_int8_tokens{form}" for form in ("", "_norm", "_swiglu", "_xielu", "_residual")), PARTS_AXES
+    ),
     "qk_norm_rope_kv": {("block_table", 0)},
 }
 

@@ -13,12 +13,13 @@ import pytest
 
 from kernels.lab.census import StepShape, label, moved_bytes, operations
 from kernels.shapes import MODELS
-from tests.checkpoints import write_checkpoint
+from tests.checkpoints import quantization_config, write_checkpoint, write_quantised
 from tests.reference import tiny_models
 from tileinfer_core import kernel_census
 from tileinfer_core.backends.cuda import load
-from tileinfer_core.backends.cuda.census_steps import Step, record_step, shape_runner, verify_step
+from tileinfer_core.backends.cuda.census_steps import Step, record_step, shape_runner
 from tileinfer_core.backends.cuda.interpreted import InterpretedDevice
+from tileinfer_core.backends.cuda.verify_step import verify_step
 from tileinfer_core.config import ModelConfig
 from tileinfer_core.errors import BackendUnavailableError, ModelNotFoundError, UsageError
 from tileinfer_core.kernel_census import Census, by_kind, chosen_step, config_of, picture
@@ -87,28 +88,51 @@ class NoWarmup:
         return 0.0
 
 
-def test_the_verify_step_is_a_step(tmp_path, monkeypatch):
-    """Interpreted, its logits are those of a prefill of the same tokens."""
-    config = {**tiny_models.VARIANTS["qwen3-tied"], "num_hidden_layers": 2, "head_dim": 64}
-    arrays = {t: tiny_models._values(t, shape) for t, shape in tiny_models.shapes(config).items()}
-    files = WeightFiles.open(write_checkpoint(tmp_path / "model", config, arrays, dtype="BF16"))
-    model, _ = define_from_files(ModelConfig.load(files.folder), files)
+WITH_INT8 = {
+    "half": None,
+    "rows, down and head in groups": {"re:.*down_proj": 32, "re:.*embed_tokens": 32, "Linear": None},
+    "attention in INT8 alone": {"re:.*self_attn.*": None},
+    "feed-forward in groups": {"re:.*mlp.*": 64},
+}
+
+
+def verifying_model(folder, variant, formats):
+    """A tiny model whose rows the groups divide."""
+    changes = {"num_hidden_layers": 2, "head_dim": 64, "intermediate_size": 192}
+    if formats is None:
+        config = {**tiny_models.VARIANTS[variant], **changes}
+        arrays = {t: tiny_models._values(t, shape) for t, shape in tiny_models.shapes(config).items()}
+        write_checkpoint(folder, config, arrays, dtype="BF16")
+    else:
+        write_quantised(folder, variant, quantization_config(formats), **changes)
+    files = WeightFiles.open(folder)
+    return define_from_files(ModelConfig.load(folder), files)[0], files
+
+
+STEPS = [("qwen3-tied", name, 5) for name in WITH_INT8]
+STEPS += [("apertus-biases", "half", 4), ("apertus-biases", "rows, down and head in groups", 2)]
+
+
+@pytest.mark.parametrize(("variant", "formats", "tokens"), STEPS)
+def test_the_verify_step_is_a_step(variant, formats, tokens, tmp_path, monkeypatch):
+    """Interpreted, its logits are those of a prefill of the same tokens, whatever the products' formats."""
+    model, files = verifying_model(tmp_path / "model", variant, WITH_INT8[formats])
     monkeypatch.setattr(load, "KernelWarmup", NoWarmup)
     device = InterpretedDevice()
     runner = load.load_runner(model, files, device, context=256, on_progress=silent, prefill_chunk=64)
-    prompt, tokens = [5, 9, 2, 11, 7], [3, 8, 1, 6]
+    prompt, checked = [5, 9, 2, 11, 7], [3, 8, 1, 6, 4][:tokens]
     whole = runner.new_cache(64)
-    wanted = runner.logits(whole, prompt + tokens)[len(prompt) :]
+    wanted = runner.logits(whole, prompt + checked)[len(prompt) :]
     cache = runner.new_cache(64)
     runner.prefill(cache, prompt)
-    cache.reserve(len(tokens))
+    cache.reserve(tokens)
     runner.show_pages(cache.block_table)
-    device.copy_in(runner.buffers["token_ids"][:4], np.asarray(tokens, np.int32))
+    device.copy_in(runner.buffers["token_ids"][:tokens], np.asarray(checked, np.int32))
     device.copy_in(runner.buffers["start"], np.asarray([len(prompt)], np.int32))
-    step = verify_step(runner, model, 4)
+    step, logits = verify_step(runner, model, tokens)
     device.run(step)
-    found = device.download(step[-1].args[4])
-    assert found.shape == wanted.shape == (4, model.config.vocab_size)
+    found = device.download(logits)
+    assert found.shape == wanted.shape == (tokens, model.config.vocab_size)
     assert np.abs(found - wanted).max() < 0.02 * np.abs(wanted).max()
 
 

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("cuda.tile")
 
 from kernels.catalogue import entries
-from tests.checkpoints import write_checkpoint
+from tests.checkpoints import quantization_config, write_checkpoint, write_quantised
 from tests.reference import tiny_models
 from tileinfer_core import kernel_tools
 from tileinfer_core.backends.cuda import load
@@ -18,6 +18,8 @@ from tileinfer_core.backends.cuda.warmup import KernelWarmup
 from tileinfer_core.config import ModelConfig
 from tileinfer_core.models.define import define_from_files
 from tileinfer_core.progress import silent
+from tileinfer_core.settings import Settings
+from tileinfer_core.store import Store
 from tileinfer_core.weights import WeightFiles
 
 if TYPE_CHECKING:
@@ -57,3 +59,38 @@ def test_every_kernel_of_the_engine_is_compiled_ahead(
     missing = [identity[1:] for identity in needed if identity not in ahead]
     assert len(needed) > 20
     assert missing == []
+
+
+FORMATS = {
+    "rows": {"Linear": None, "Embedding": None},
+    "rows, down and head in groups": {"re:.*down_proj": 64, "re:.*embed_tokens": 64, "Linear": None},
+    "the head alone in half": {"Linear": 32},
+    "groups everywhere, narrow ones": {"Linear": 16, "Embedding": 16},
+}
+
+
+@pytest.mark.parametrize("kv", ["bf16", "int8"])
+@pytest.mark.parametrize("formats", FORMATS.values(), ids=FORMATS)
+def test_every_kernel_of_an_int8_model_is_compiled_ahead(
+    formats: dict[str, int | None], kv: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its own config, whatever context and chunk the engine then has."""
+    section = quantization_config(formats, ignore=["lm_head"] if "Embedding" not in formats else [])
+    sizes = {"head_dim": 64, "intermediate_size": 192, "max_position_embeddings": 8192}
+    folder = write_quantised(tmp_path / "model", "qwen3-untied", section, **sizes)
+    monkeypatch.setattr(load, "KernelWarmup", NoWarmup)
+    device = InterpretedDevice()
+    files = WeightFiles.open(folder)
+    model, _ = define_from_files(ModelConfig.load(folder), files)
+    runner = load.load_runner(model, files, device, context=2048, on_progress=silent, prefill_chunk=512, kv=kv)
+    warmup = KernelWarmup(runner.plans, runner.bucket_ends, device, runner.buffers["length"], runner.prefill_chunk)
+    needed = {record.identity(): record.name for record in warmup.records()}
+    home = tmp_path / "home"
+    store = Store.from_settings(Settings.load({"HOME": str(home)}, home / "absent.toml"))
+    found = list(entries(device.arch, models=kernel_tools.chosen_models([str(folder)], store)))
+    ahead = {entry.record.identity() for entry in found}
+    assert [name for identity, name in needed.items() if identity not in ahead] == []
+    assert any("int8" in name or "digits" in name for name in needed.values())
+    names = {entry.record.name for entry in found}
+    assert "linear_tokens_kernel" not in names  # what another model of this shape would launch
+    assert {entry.models for entry in found} == {(str(folder),)}

@@ -15,7 +15,6 @@ from tileinfer_core.backends.cuda.kv_pool import TABLE_STEP
 from tileinfer_core.dtypes import BFLOAT16
 from tileinfer_core.kv_cache import PAGE_SIZE
 from tileinfer_core.models.rope import cos_sin, inverse_frequencies
-from tileinfer_core.quantization import Int8
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,9 +80,9 @@ def _int8_specs(model: ModelDefinition, rows: int, half: str) -> dict[str, Spec]
 
     Flat, for products of different widths.
     """
-    layers = [p for p in model.parameters if p.int8 is not None and p.name.startswith("model.layers.")]
-    by_row = [p.shape[1] for p in layers if p.int8 == Int8()]
-    grouped = [math.prod(p.shape) for p in layers if p.int8 != Int8()]
+    layers = [(p.shape, p.int8) for p in model.parameters if p.int8 is not None and p.name.startswith("model.layers.")]
+    by_row = [shape[1] for shape, int8 in layers if int8.group(shape[1]) is None]
+    grouped = [math.prod(shape) for shape, int8 in layers if int8.group(shape[1]) is not None]
     specs: dict[str, Spec] = {}
     if by_row:
         specs |= {"rows_digits": ((2 * rows * max(by_row),), "int8"), "rows_digit_scales": ((rows, 1), "float32")}

@@ -86,7 +86,7 @@ def _slots(model: ModelDefinition, product: str, arch: str, columns: int) -> int
     int8, rows = model.int8(product, 0), model.structure.hidden_size
     if int8 is None:
         return square_slots(arch, rows, columns)
-    return int8_square_slots(arch, rows, columns, int8.group_size)
+    return int8_square_slots(arch, rows, columns, int8.group(columns))
 
 
 def _attention_floats(s: LayerStructure, arch: str, context: int) -> int:

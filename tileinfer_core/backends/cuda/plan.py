@@ -48,7 +48,7 @@ def refuse_formats(model: ModelDefinition) -> None:
     for parameter in model.parameters:
         if parameter.int8 is None:
             continue
-        columns, size = parameter.shape[1], parameter.int8.group_size
+        columns, size = parameter.shape[1], parameter.int8.group(parameter.shape[1])
         if columns % ops.INT8_STEP:
             raise _unsupported(f"INT8 rows of {columns} columns ({parameter.name})", f"multiples of {ops.INT8_STEP}")
         if not supported_group(size):

@@ -1,0 +1,41 @@
+"""What the engine launches for one model, on any machine: the plans that it warms up with, of arrays without memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tileinfer_core.backends.cuda import buffers as buf
+from tileinfer_core.backends.cuda.census_steps import ShapeDevice
+from tileinfer_core.backends.cuda.load import PREFILL_CHUNK, empty_runner
+from tileinfer_core.backends.cuda.warmup import KernelWarmup
+
+if TYPE_CHECKING:
+    from kernels.specs import Recorded
+    from tileinfer_core.models.decoder import ModelDefinition
+
+KEYS_AND_VALUES = ("bf16", "int8")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineModel:
+    """A model whose kernels its definition decides, product by product; as an entry of the catalogue's `models`."""
+
+    name: str
+    model: ModelDefinition
+    half: str
+
+    def records(self, arch: str, *, pdl: bool) -> list[Recorded]:
+        """Launches of every distinct kernel, repeats among them, with keys and values in either form.
+
+        Raises:
+            UnsupportedModelError: shapes or formats that the kernels don't take.
+        """
+        found: list[Recorded] = []
+        for kv in KEYS_AND_VALUES:
+            device = ShapeDevice(arch, pdl=pdl)
+            chunk = buf.padded_rows(min(PREFILL_CHUNK, self.model.config.max_context))
+            runner, _ = empty_runner(self.model, device, context=None, chunk=chunk, half=self.half, kv=kv)
+            length = runner.buffers["length"]
+            found += KernelWarmup(runner.plans, runner.bucket_ends, device, length, runner.prefill_chunk).records()
+        return found
