@@ -132,6 +132,9 @@ class ArraySpec:
             raise ValueError(f"cannot reshape an array of shape {self.shape} with strides {self.strides}")
         return ArraySpec(lengths, self.dtype, None, self.offset)
 
+    def same_rows(self, rows: int) -> ArraySpec:
+        return ArraySpec((rows, self.shape[1]), self.dtype, (0, self.itemsize), self.offset)
+
     def transpose(self, *axes: int) -> ArraySpec:
         shape, strides = (tuple(values[axis] for axis in axes) for values in (self.shape, self.strides))
         return ArraySpec(shape, self.dtype, strides, self.offset)
@@ -163,7 +166,7 @@ class ArraySpec:
 def same_rows(row: Any, rows: int) -> Any:
     """A view [rows, K] of a row [1, K] (NumPy, CuPy or ArraySpec) whose rows are all the same memory."""
     if isinstance(row, ArraySpec):
-        return ArraySpec((rows, row.shape[1]), row.dtype, (0, row.itemsize), row.offset)
+        return row.same_rows(rows)
     return np.broadcast_to(row, (rows, int(row.shape[1])))
 
 

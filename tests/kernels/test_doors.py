@@ -448,6 +448,12 @@ class DeviceArray(ArraySpec):
     def reshape(self, *shape: Any) -> DeviceArray:
         return DeviceArray(super().reshape(*shape))
 
+    def same_rows(self, rows: int) -> DeviceArray:
+        return DeviceArray(super().same_rows(rows))
+
+    def transpose(self, *axes: int) -> DeviceArray:
+        return DeviceArray(super().transpose(*axes))
+
     def __getitem__(self, index: Any) -> DeviceArray:
         return DeviceArray(super().__getitem__(index))
 
