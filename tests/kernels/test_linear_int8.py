@@ -23,7 +23,7 @@ from tests.reference.tolerance import assert_close
 
 EPS = 1e-6
 BFLOAT16 = DTYPES["bfloat16"]
-ROWS = Int8Config(4, 256)  # for groups the rule takes digits, which are held to less than float32
+ROWS = Int8Config(4, 256)  # the rule takes digits where it can, which are held to less than float32
 # rows, columns, columns of a scale: tiles of 512, of 64 (SmolLM2), of 256; rows and columns that no tile divides
 SHAPES = [
     (32, 1024, None),
@@ -55,7 +55,7 @@ def _weight(machine: Any, n: int, k: int, group: int | None, seed: int = 2) -> t
 def test_linear_int8(machine: Any, n: int, k: int, group: int | None, dtype: str) -> None:
     x, (w, scale, wide) = normal((1, k), dtype, seed=1), _weight(machine, n, k, group)
     y = machine.empty((1, n), "float32")
-    linear_int8(machine.launcher, machine.array(x), w, scale, y, config=None if group is None else ROWS)
+    linear_int8(machine.launcher, machine.array(x), w, scale, y, config=ROWS)
     assert_close(machine.host(y), decode.product(x, wide))
 
 
