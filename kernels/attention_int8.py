@@ -1,0 +1,258 @@
+"""Attention of one token over an INT8 cache without widening it: int8 pages meet int8 digits on the matrix unit.
+
+Queries and soft-max weights become two digits each, integers 128 hi + lo in steps of their own, and stand in columns
+of the product: hi and lo of up to four query heads fill the narrowest eight, five to eight heads take sixteen. The
+int32 sums are exact, so only the steps cost accuracy:
+
+- queries: max |q| / 16,256 of the head, 15 bits;
+- weights: 1/16,383 of a bound of the step's largest weight · value scale, 14 bits. The scales of the keys multiply the
+  scores, those of the values the weights before these become digits.
+
+A split's numbers are relative to the largest score + log2(scale of its value), rounded up by at most 0.09: then
+weight · scale is at most 1. 2^(score - that) may be large where a scale is tiny; log2 is held above -100, so that the
+sum of weights stays within float32, and values below 127 · 2^-100 lose digits.
+
+Bounds: |score sum| ≤ 128 · 16,256 · 128 = 2.7e8 and |value sum| ≤ 128 · 16,383 · 64 · pages of a step = 1.4e8 a page,
+both below 2³¹ for up to 15 pages a step.
+
+Called by attention_decode (kernels/attention_decode.py), whose forms these are; refuses nothing by itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import cuda.tile as ct
+
+from kernels.attention_tiles import COLUMNS, NEVER, queries, store_split
+from kernels.int8_dot import LARGEST, two_digits
+from kernels.int8_rows import as_int8, nearest, scale_of
+from kernels.notation import LOG2E, PAGE, ZERO, Bool, Float, Int
+from kernels.paged_cache import scale_specs
+from kernels.rope_tiles import gain_halves, rotated
+
+if TYPE_CHECKING:
+    from kernels.launch import Launcher
+    from kernels.shapes import ModelShape
+
+WEIGHT = 16383.0  # 127 · 128 + 127: a weight of 1 in digits
+
+
+def log2_bound(x):
+    """log2 of a positive float or up to 0.09 more: its bits, taken for a whole number, are near 2²³ (log2 + 127)."""
+    return ct.bitcast(x, ct.int32).astype(ct.float32) * (1.0 / (1 << 23)) - 126.9139
+
+
+def side_by_side(hi, lo, R: Int, W: Int, APART: Bool):
+    """Digits [R, W] as the N side of products: one tile [R, 2 W], columns hi and lo in turn, or a tile each."""
+    if APART:
+        return hi.astype(ct.int8), lo.astype(ct.int8)
+    pair = hi.astype(ct.int8).reshape((R, W, 1)), lo.astype(ct.int8).reshape((R, W, 1))
+    return (ct.cat(pair, 2).reshape((R, 2 * W)),)
+
+
+def query_digits(q, h, g0, g1, c, s, W: Int, D: Int, EPS: Float, NORM: Bool, APART: Bool):
+    """The queries as digits over [D, W], and their steps [1, W].
+
+    A head norm's factor goes into the step, so that digits need not wait for the sum of squares.
+    """
+    x0 = ct.load(q, index=(h, 0, 0), shape=(1, W, D // 2), padding_mode=ZERO, allow_tma=False)
+    x1 = ct.load(q, index=(h, 0, 1), shape=(1, W, D // 2), padding_mode=ZERO, allow_tma=False)
+    x0, x1 = x0.reshape((W, D // 2)).astype(ct.float32), x1.reshape((W, D // 2)).astype(ct.float32)
+    a, b = rotated(x0 * g0, x1 * g1, g0, g1, c, s, D, EPS, False)
+    top = ct.maximum(ct.max(ct.maximum(ct.abs(a), ct.abs(b)), axis=1, keepdims=True), 1e-30)
+    unit = LARGEST / top
+    step = top * (LOG2E / D**0.5 / LARGEST)
+    if NORM:
+        step = step * ct.rsqrt(ct.sum(x0 * x0 + x1 * x1, axis=1, keepdims=True) * (1.0 / D) + EPS)
+    (ah, al), (bh, bl) = two_digits(a * unit), two_digits(b * unit)
+    hi = ct.cat((ah.astype(ct.int8), bh.astype(ct.int8)), 1)
+    lo = ct.cat((al.astype(ct.int8), bl.astype(ct.int8)), 1)
+    if APART:
+        return (ct.transpose(hi), ct.transpose(lo)), step.reshape((1, W))
+    both = ct.cat((hi.reshape((W, 1, D)), lo.reshape((W, 1, D))), 1).reshape((2 * W, D))
+    return (ct.transpose(both),), step.reshape((1, W))
+
+
+def weight_digits(p, W: Int, APART: Bool):
+    """Weights [64, W] from 0 to WEIGHT as digits of 7 bits."""
+    n = nearest(p)
+    return side_by_side(n >> 7, n & 127, PAGE, W, APART)
+
+
+def no_sums(R: Int, W: Int, APART: Bool):
+    """What a product with digits starts from."""
+    if APART:
+        return ct.zeros((R, W), dtype=ct.int32), ct.zeros((R, W), dtype=ct.int32)
+    return (ct.zeros((R, 2 * W), dtype=ct.int32),)
+
+
+def multiplied(x, digits, sums):
+    """sums + x · digits, tile by tile."""
+    return tuple(ct.mma(x, digits[i], sums[i]) for i in ct.static_iter(range(len(digits))))
+
+
+def joined(sums, R: Int, W: Int, APART: Bool):
+    """128 hi + lo of the digits' sums, [R, W] float32."""
+    if APART:
+        return (sums[0] * 128 + sums[1]).astype(ct.float32)
+    pairs = sums[0].reshape((R, W, 2))
+    hi = ct.extract(pairs, (0, 0, 0), (R, W, 1)).reshape((R, W))
+    lo = ct.extract(pairs, (0, 0, 1), (R, W, 1)).reshape((R, W))
+    return (hi * 128 + lo).astype(ct.float32)
+
+
+def page_scores(keys, digits, step, ks, inside, W: Int, APART: Bool):
+    """Scores [64, W] of a page's keys with scales ks [64, 1]; NEVER outside."""
+    sums = multiplied(keys, digits, no_sums(PAGE, W, APART))
+    return ct.where(inside, joined(sums, PAGE, W, APART) * ks * step, NEVER)
+
+
+def new_token_int8(
+    q, k, v, k_gain, k_pool, v_pool, k_scales, v_scales, table, out, stats, h, pos, g0, g1, c, s, HKV: Int, S: Int,
+    D: Int, EPS: Float, NORM: Bool, PDL: Bool,
+):  # fmt: skip
+    """The split of one position: this token's. Also writes its key and value into the cache, with their scales."""
+    page = ct.load(table, index=(pos // PAGE,), shape=(), check_bounds=False).item() * HKV + h
+    k0, k1 = gain_halves(k_gain, D, NORM)
+    if PDL:
+        ct.grid_dependency_control_wait()
+    a, b = queries(q, h, g0, g1, c, s, COLUMNS, 1, D, EPS, NORM)
+    x0 = ct.load(k, index=(h, 0), shape=(1, D // 2), allow_tma=False, check_bounds=False)
+    x1 = ct.load(k, index=(h, 1), shape=(1, D // 2), allow_tma=False, check_bounds=False)
+    ka, kb = rotated(x0, x1, k0, k1, c, s, D, EPS, NORM)
+    value = ct.load(v, index=(h, 0), shape=(1, D), allow_tma=False, check_bounds=False).astype(ct.float32)
+    ks = scale_of(ct.max(ct.maximum(ct.abs(ka), ct.abs(kb)), axis=1, keepdims=True))
+    vs = scale_of(ct.max(ct.abs(value), axis=1, keepdims=True))
+    qa, qb, qv = as_int8(ka, ks), as_int8(kb, ks), as_int8(value, vs)
+    score = ct.sum(a * qa.astype(ct.float32) + b * qb.astype(ct.float32), axis=1, keepdims=True) * ks
+    same = ct.broadcast_to((qv.astype(ct.float32) * vs).reshape((1, 1, 1, D)), (1, 1, COLUMNS, D))
+    ct.store(out, index=(h, S, 0, 0), tile=same, allow_tma=False)
+    ct.store(stats, index=(h, S, 0, 0), tile=score.reshape((1, 1, 1, COLUMNS)), allow_tma=False, check_bounds=False)
+    one = ct.ones((1, 1, 1, COLUMNS), dtype=ct.float32)
+    ct.store(stats, index=(h, S, 1, 0), tile=one, allow_tma=False, check_bounds=False)
+    slot = pos % PAGE
+    ct.store(k_pool, index=(page * PAGE + slot, 0), tile=qa.astype(ct.int8), allow_tma=False, check_bounds=False)
+    ct.store(k_pool, index=(page * PAGE + slot, 1), tile=qb.astype(ct.int8), allow_tma=False, check_bounds=False)
+    qv = qv.astype(ct.int8).reshape((D, 1))
+    ct.store(v_pool, index=(page, slot), tile=qv, allow_tma=False, check_bounds=False)
+    ct.store(k_scales, index=(page, slot), tile=ks, allow_tma=False, check_bounds=False)
+    ct.store(v_scales, index=(page, slot), tile=vs, allow_tma=False, check_bounds=False)
+
+
+@ct.kernel
+def attention_int8_page_kernel(
+    q, k, v, q_gain, k_gain, cos, sin, k_pool, v_pool, k_scales, v_scales, table, length, out, stats, HKV: Int, S: Int,
+    W: Int, APART: Bool, D: Int, EPS: Float, NORM: Bool, PDL: Bool,
+):  # fmt: skip
+    """attention_page_kernel over int8 pools with k_scales, v_scales [pages HKV, 64] float32; W query heads, 4 or 8."""
+    h, s = ct.bid(0), ct.bid(1)
+    if PDL:
+        ct.grid_dependency_control_launch_dependents()
+    pos = ct.load(length, index=(0,), shape=(), check_bounds=False).item() - 1
+    c = ct.load(cos, index=(pos, 0), shape=(1, D // 2), allow_tma=False, check_bounds=False)
+    sn = ct.load(sin, index=(pos, 0), shape=(1, D // 2), allow_tma=False, check_bounds=False)
+    g0, g1 = gain_halves(q_gain, D, NORM)
+    if s < S:
+        page = ct.load(table, index=(s,), shape=(), check_bounds=False).item() * HKV + h
+        keys = ct.load(k_pool, index=(page, 0), shape=(PAGE, D), allow_tma=False, check_bounds=False)
+        values = ct.load(v_pool, index=(page, 0), shape=(D, PAGE), allow_tma=False, check_bounds=False)
+        ks = ct.load(k_scales, index=(page, 0), shape=(1, PAGE), allow_tma=False, check_bounds=False)
+        vs = ct.load(v_scales, index=(page, 0), shape=(1, PAGE), allow_tma=False, check_bounds=False)
+        ks, vs = ks.reshape((PAGE, 1)), vs.reshape((PAGE, 1))
+        inside = s * PAGE + ct.arange(PAGE, dtype=ct.int32).reshape((PAGE, 1)) < pos
+        log_vs = ct.where(inside, log2_bound(vs), 0.0)
+        if PDL:
+            ct.grid_dependency_control_wait()
+        digits, step = query_digits(q, h, g0, g1, c, sn, W, D, EPS, NORM, APART)
+        scores = page_scores(keys, digits, step, ks, inside, W, APART)
+        top = ct.max(scores + log_vs, axis=0, keepdims=True)
+        p = ct.where(inside, ct.exp2(scores - top, flush_to_zero=True), 0.0)  # else masked slots alone weigh 1 each
+        weights = weight_digits(p * (vs * WEIGHT), W, APART)
+        acc = joined(multiplied(values, weights, no_sums(D, W, APART)), D, W, APART) * (1.0 / WEIGHT)
+        store_split(out, stats, h, s, acc, top, ct.sum(p, axis=0, keepdims=True), W, D)
+    else:
+        new_token_int8(
+            q, k, v, k_gain, k_pool, v_pool, k_scales, v_scales, table, out, stats, h, pos, g0, g1, c, sn, HKV, S, D,
+            EPS, NORM, PDL,
+        )  # fmt: skip
+
+
+@ct.kernel
+def attention_int8_loop_kernel(
+    q, k, v, q_gain, k_gain, cos, sin, k_pool, v_pool, k_scales, v_scales, table, length, out, stats, HKV: Int, S: Int,
+    W: Int, APART: Bool, N: Int, LATENCY: Int, TMA: Bool, D: Int, EPS: Float, NORM: Bool, PDL: Bool,
+):  # fmt: skip
+    """attention_loop_kernel over int8 pools, N pages a step; arrays as in attention_int8_page_kernel."""
+    h, s = ct.bid(0), ct.bid(1)
+    if PDL:
+        ct.grid_dependency_control_launch_dependents()
+    pos = ct.load(length, index=(0,), shape=(), check_bounds=False).item() - 1
+    c = ct.load(cos, index=(pos, 0), shape=(1, D // 2), allow_tma=False, check_bounds=False)
+    sn = ct.load(sin, index=(pos, 0), shape=(1, D // 2), allow_tma=False, check_bounds=False)
+    g0, g1 = gain_halves(q_gain, D, NORM)
+    if s < S:
+        pages = ct.cdiv(pos, PAGE)
+        steps = ct.cdiv(pages, N)
+        share = ct.cdiv(steps, S)
+        if PDL:
+            ct.grid_dependency_control_wait()
+        digits, step = query_digits(q, h, g0, g1, c, sn, W, D, EPS, NORM, APART)
+        slot = ct.arange(PAGE, dtype=ct.int32).reshape((PAGE, 1))
+        m = ct.full((1, W), NEVER, dtype=ct.float32)
+        l = ct.zeros((PAGE, W), dtype=ct.float32)
+        acc = ct.zeros((D, W), dtype=ct.float32)
+        for i in range(s * share, ct.minimum((s + 1) * share, steps)):
+            at = tuple(
+                ct.load(table, index=(ct.minimum(i * N + j, pages - 1),), shape=(), check_bounds=False).item() * HKV + h
+                for j in ct.static_iter(range(N))
+            )
+            keys = tuple(pool_tile(k_pool, at[j], PAGE, D, LATENCY) for j in ct.static_iter(range(N)))
+            ks = tuple(scale_tile(k_scales, at[j], LATENCY, TMA) for j in ct.static_iter(range(N)))
+            vs = tuple(scale_tile(v_scales, at[j], LATENCY, TMA) for j in ct.static_iter(range(N)))
+            values = tuple(pool_tile(v_pool, at[j], D, PAGE, LATENCY) for j in ct.static_iter(range(N)))
+            inside = tuple(slot + (i * N + j) * PAGE < pos for j in ct.static_iter(range(N)))
+            scores = tuple(
+                page_scores(keys[j], digits, step, ks[j], inside[j], W, APART) for j in ct.static_iter(range(N))
+            )
+            weighed = ct.full((PAGE, W), NEVER, dtype=ct.float32)
+            for j in ct.static_iter(range(N)):
+                weighed = ct.maximum(weighed, scores[j] + ct.where(inside[j], log2_bound(vs[j]), 0.0))
+            top = ct.max(weighed, axis=0, keepdims=True)
+            higher = ct.maximum(m, top)
+            old, new = ct.exp2(m - higher, flush_to_zero=True), ct.exp2(top - higher, flush_to_zero=True)
+            sums = no_sums(D, W, APART)
+            total = ct.zeros((PAGE, W), dtype=ct.float32)
+            for j in ct.static_iter(range(N)):
+                p = ct.exp2(scores[j] - top, flush_to_zero=True)
+                sums = multiplied(values[j], weight_digits(p * (vs[j] * WEIGHT), W, APART), sums)
+                total = total + p
+            acc = acc * old + joined(sums, D, W, APART) * (new * (1.0 / WEIGHT))
+            l = l * old + total * new
+            m = higher
+        store_split(out, stats, h, s, acc, m, ct.sum(l, axis=0, keepdims=True), W, D)
+    else:
+        new_token_int8(
+            q, k, v, k_gain, k_pool, v_pool, k_scales, v_scales, table, out, stats, h, pos, g0, g1, c, sn, HKV, S, D,
+            EPS, NORM, PDL,
+        )  # fmt: skip
+
+
+def pool_tile(pool, at, R: Int, C: Int, LATENCY: Int):
+    return ct.load(pool, index=(at, 0), shape=(R, C), check_bounds=False, latency=LATENCY)
+
+
+def scale_tile(scales, at, LATENCY: Int, TMA: Bool):
+    """A page's scales, [64, 1]."""
+    if TMA:
+        tile = ct.load(scales, index=(at, 0), shape=(1, PAGE), check_bounds=False, latency=LATENCY)
+    else:
+        tile = ct.load(scales, index=(at, 0), shape=(1, PAGE), allow_tma=False, check_bounds=False)
+    return tile.reshape((PAGE, 1))
+
+
+def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
+    """One token in each context bucket, over an INT8 cache."""
+    from kernels.attention_decode import step_launches  # which launches these kernels
+
+    step_launches(launcher, model, dtype, scale_specs(model))
