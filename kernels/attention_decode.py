@@ -133,7 +133,7 @@ def attention_page_kernel(
         values = ct.load(v_pool, index=(page, 0), shape=(D, PAGE), allow_tma=False, check_bounds=False)
         if PDL:
             ct.grid_dependency_control_wait()
-        a, b = queries(q, h, g0, g1, c, sn, COLUMNS, 1, D, EPS, NORM)
+        a, b = queries(q, h, g0, g1, c, sn, D, EPS, NORM)
         scores = ct.mma(keys, columns(a, b, q.dtype), ct.zeros((PAGE, COLUMNS), dtype=ct.float32))
         at = s * PAGE + ct.arange(PAGE, dtype=ct.int32).reshape((PAGE, 1))
         scores = ct.where(at < pos, scores, NEVER)
@@ -169,7 +169,7 @@ def attention_loop_kernel(
         share = ct.cdiv(pages, S)
         if PDL:
             ct.grid_dependency_control_wait()
-        a, b = queries(q, h, g0, g1, c, sn, COLUMNS, 1, D, EPS, NORM)
+        a, b = queries(q, h, g0, g1, c, sn, D, EPS, NORM)
         side = columns(a, b, q.dtype)
         slot = ct.arange(PAGE, dtype=ct.int32).reshape((PAGE, 1))
         m = ct.full((1, COLUMNS), NEVER, dtype=ct.float32)
@@ -323,12 +323,13 @@ def _workspace(op: str, workspace: Any, config: AttentionConfig, heads: int, kv_
 
 def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
     """One token in each context bucket, over a half-precision cache."""
-    step_launches(launcher, model, dtype, None)
+    launch_each_bucket(model, dtype, None, launcher)
 
 
-def step_launches(
-    launcher: Launcher, model: ModelShape, dtype: str, scales: tuple[ArraySpec, ArraySpec] | None
+def launch_each_bucket(
+    model: ModelShape, dtype: str, scales: tuple[ArraySpec, ArraySpec] | None, launcher: Launcher
 ) -> None:
+    """One token of a model of that shape in each context bucket; over an INT8 cache with scales."""
     gain = ArraySpec((1, model.head_dim), "float32") if model.qk_norm else None
     cos, sin = (ArraySpec((4096, model.head_dim // 2), "float32") for _ in range(2))
     k_pool, v_pool = pool_specs(model, dtype if scales is None else "int8")

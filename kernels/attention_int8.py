@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING
 
 import cuda.tile as ct
 
-from kernels.attention_tiles import COLUMNS, NEVER, queries, store_split
+from kernels.attention_tiles import COLUMNS, NEVER, head_halves, store_split
 from kernels.int8_dot import LARGEST, two_digits
-from kernels.int8_rows import as_int8, nearest, scale_of
-from kernels.notation import LOG2E, PAGE, ZERO, Bool, Float, Int
+from kernels.int8_rows import nearest, scale_of
+from kernels.notation import LOG2E, PAGE, Bool, Float, Int
 from kernels.paged_cache import scale_specs
 from kernels.rope_tiles import gain_halves, rotated
 
@@ -51,20 +51,44 @@ def side_by_side(hi, lo, R: Int, W: Int, APART: Bool):
     return (ct.cat(pair, 2).reshape((R, 2 * W)),)
 
 
+def unnormed(x0, x1, g0, g1, c, s, D: Int):
+    """Halves of heads, times the head norm's gain and rotated, without the norm's factor; and Σ x² of each column."""
+    x0, x1 = x0.astype(ct.float32), x1.astype(ct.float32)
+    a, b = rotated(x0 * g0, x1 * g1, g0, g1, c, s, D, 0.0, False)
+    return a, b, x0 * x0 + x1 * x1
+
+
+def norm_factor(squares, D: Int, EPS: Float, NORM: Bool):
+    """What a head norm multiplies a head by whose Σ x² is given; 1 without a norm."""
+    if NORM:
+        return ct.rsqrt(squares * (1.0 / D) + EPS)
+    return 1.0
+
+
+def largest_and_sum(x, y, other_x, other_y):
+    return ct.maximum(x, other_x), y + other_y
+
+
+def two_largest_and_sum(x, y, z, other_x, other_y, other_z):
+    return ct.maximum(x, other_x), ct.maximum(y, other_y), z + other_z
+
+
+def two_sums(x, y, other_x, other_y):
+    return x + other_x, y + other_y
+
+
 def query_digits(q, h, g0, g1, c, s, W: Int, D: Int, EPS: Float, NORM: Bool, APART: Bool):
     """The queries as digits over [D, W], and their steps [1, W].
 
-    A head norm's factor goes into the step, so that digits need not wait for the sum of squares.
+    A head norm's factor goes into the step: digits need not wait for it, and one reduction serves both.
     """
-    x0 = ct.load(q, index=(h, 0, 0), shape=(1, W, D // 2), padding_mode=ZERO, allow_tma=False)
-    x1 = ct.load(q, index=(h, 0, 1), shape=(1, W, D // 2), padding_mode=ZERO, allow_tma=False)
-    x0, x1 = x0.reshape((W, D // 2)).astype(ct.float32), x1.reshape((W, D // 2)).astype(ct.float32)
-    a, b = rotated(x0 * g0, x1 * g1, g0, g1, c, s, D, EPS, False)
-    top = ct.maximum(ct.max(ct.maximum(ct.abs(a), ct.abs(b)), axis=1, keepdims=True), 1e-30)
+    x0, x1 = head_halves(q, h, W, D)
+    a, b, squares = unnormed(x0, x1, g0, g1, c, s, D)
+    top, squares = ct.reduce(
+        (ct.maximum(ct.abs(a), ct.abs(b)), squares), 1, largest_and_sum, (1e-30, 0.0), keepdims=True
+    )
     unit = LARGEST / top
-    step = top * (LOG2E / D**0.5 / LARGEST)
-    if NORM:
-        step = step * ct.rsqrt(ct.sum(x0 * x0 + x1 * x1, axis=1, keepdims=True) * (1.0 / D) + EPS)
+    step = top * norm_factor(squares, D, EPS, NORM) * (LOG2E / D**0.5 / LARGEST)
     (ah, al), (bh, bl) = two_digits(a * unit), two_digits(b * unit)
     hi = ct.cat((ah.astype(ct.int8), bh.astype(ct.int8)), 1)
     lo = ct.cat((al.astype(ct.int8), bl.astype(ct.int8)), 1)
@@ -117,27 +141,45 @@ def new_token_int8(
     k0, k1 = gain_halves(k_gain, D, NORM)
     if PDL:
         ct.grid_dependency_control_wait()
-    a, b = queries(q, h, g0, g1, c, s, COLUMNS, 1, D, EPS, NORM)
-    x0 = ct.load(k, index=(h, 0), shape=(1, D // 2), allow_tma=False, check_bounds=False)
-    x1 = ct.load(k, index=(h, 1), shape=(1, D // 2), allow_tma=False, check_bounds=False)
-    ka, kb = rotated(x0, x1, k0, k1, c, s, D, EPS, NORM)
-    value = ct.load(v, index=(h, 0), shape=(1, D), allow_tma=False, check_bounds=False).astype(ct.float32)
-    ks = scale_of(ct.max(ct.maximum(ct.abs(ka), ct.abs(kb)), axis=1, keepdims=True))
-    vs = scale_of(ct.max(ct.abs(value), axis=1, keepdims=True))
-    qa, qb, qv = as_int8(ka, ks), as_int8(kb, ks), as_int8(value, vs)
-    score = ct.sum(a * qa.astype(ct.float32) + b * qb.astype(ct.float32), axis=1, keepdims=True) * ks
-    same = ct.broadcast_to((qv.astype(ct.float32) * vs).reshape((1, 1, 1, D)), (1, 1, COLUMNS, D))
-    ct.store(out, index=(h, S, 0, 0), tile=same, allow_tma=False)
+    x0, x1 = head_halves(q, h, COLUMNS, D)
+    a, b, q_squares = unnormed(x0, x1, g0, g1, c, s, D)
+    ka, kb, k_squares = unnormed(half_row(k, h, 0, D), half_row(k, h, 1, D), k0, k1, c, s, D)
+    va, vb = half_row(v, h, 0, D).astype(ct.float32), half_row(v, h, 1, D).astype(ct.float32)
+    k_top, v_top, k_squares = ct.reduce(
+        (ct.maximum(ct.abs(ka), ct.abs(kb)), ct.maximum(ct.abs(va), ct.abs(vb)), k_squares),
+        1, two_largest_and_sum, (0.0, 0.0, 0.0), keepdims=True,
+    )  # fmt: skip
+    factor = norm_factor(k_squares, D, EPS, NORM)
+    ks, vs = scale_of(k_top * factor), scale_of(v_top)
+    k_unit, v_unit = factor / ks, 1.0 / vs
+    ka, kb, va, vb = nearest(ka * k_unit), nearest(kb * k_unit), nearest(va * v_unit), nearest(vb * v_unit)
+    score, q_squares = ct.reduce(
+        (a * ka.astype(ct.float32) + b * kb.astype(ct.float32), q_squares), 1, two_sums, (0.0, 0.0), keepdims=True
+    )
+    score = score * norm_factor(q_squares, D, EPS, NORM) * (ks * (LOG2E / D**0.5))
+    store_same(out, h, S, 0, va.astype(ct.float32) * vs, D)
+    store_same(out, h, S, 1, vb.astype(ct.float32) * vs, D)
     ct.store(stats, index=(h, S, 0, 0), tile=score.reshape((1, 1, 1, COLUMNS)), allow_tma=False, check_bounds=False)
     one = ct.ones((1, 1, 1, COLUMNS), dtype=ct.float32)
     ct.store(stats, index=(h, S, 1, 0), tile=one, allow_tma=False, check_bounds=False)
     slot = pos % PAGE
-    ct.store(k_pool, index=(page * PAGE + slot, 0), tile=qa.astype(ct.int8), allow_tma=False, check_bounds=False)
-    ct.store(k_pool, index=(page * PAGE + slot, 1), tile=qb.astype(ct.int8), allow_tma=False, check_bounds=False)
-    qv = qv.astype(ct.int8).reshape((D, 1))
-    ct.store(v_pool, index=(page, slot), tile=qv, allow_tma=False, check_bounds=False)
+    ct.store(k_pool, index=(page * PAGE + slot, 0), tile=ka.astype(ct.int8), allow_tma=False, check_bounds=False)
+    ct.store(k_pool, index=(page * PAGE + slot, 1), tile=kb.astype(ct.int8), allow_tma=False, check_bounds=False)
+    va, vb = va.astype(ct.int8).reshape((D // 2, 1)), vb.astype(ct.int8).reshape((D // 2, 1))
+    ct.store(v_pool, index=(page * 2, slot), tile=va, allow_tma=False, check_bounds=False)
+    ct.store(v_pool, index=(page * 2 + 1, slot), tile=vb, allow_tma=False, check_bounds=False)
     ct.store(k_scales, index=(page, slot), tile=ks, allow_tma=False, check_bounds=False)
     ct.store(v_scales, index=(page, slot), tile=vs, allow_tma=False, check_bounds=False)
+
+
+def half_row(x, i, half, D: Int):
+    return ct.load(x, index=(i, half), shape=(1, D // 2), allow_tma=False, check_bounds=False)
+
+
+def store_same(out, h, s, half, row, D: Int):
+    """Half a row [1, D/2] for every query head."""
+    same = ct.broadcast_to(row.reshape((1, 1, 1, D // 2)), (1, 1, COLUMNS, D // 2))
+    ct.store(out, index=(h, s, 0, half), tile=same, allow_tma=False)
 
 
 @ct.kernel
@@ -253,6 +295,6 @@ def scale_tile(scales, at, LATENCY: Int, TMA: Bool):
 
 def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
     """One token in each context bucket, over an INT8 cache."""
-    from kernels.attention_decode import step_launches  # which launches these kernels
+    from kernels.attention_decode import launch_each_bucket  # which launches these kernels
 
-    step_launches(launcher, model, dtype, scale_specs(model))
+    launch_each_bucket(model, dtype, scale_specs(model), launcher)

@@ -15,15 +15,16 @@ COLUMNS = 8  # query heads of a KV head, at most: columns of a product over a pa
 NEVER = -1.0e30  # a masked score; finite, so that a split without positions merges with weight 0
 
 
-def queries(q, h, g0, g1, c, s, W: Int, TIMES: Int, D: Int, EPS: Float, NORM: Bool):
-    """The head group's queries, rotated and scaled, as two halves [W · TIMES, D/2] float32, each TIMES times in turn.
+def head_halves(q, h, W: Int, D: Int):
+    """Halves [W, D/2] of the query heads of KV head h; rows past the group are zero."""
+    x0 = ct.load(q, index=(h, 0, 0), shape=(1, W, D // 2), padding_mode=ZERO, allow_tma=False)
+    x1 = ct.load(q, index=(h, 0, 1), shape=(1, W, D // 2), padding_mode=ZERO, allow_tma=False)
+    return x0.reshape((W, D // 2)), x1.reshape((W, D // 2))
 
-    Rows past the group are zero.
-    """
-    x0 = ct.load(q, index=(h, 0, 0), shape=(1, W, D // 2), padding_mode=ZERO, allow_tma=False).reshape((W, 1, D // 2))
-    x1 = ct.load(q, index=(h, 0, 1), shape=(1, W, D // 2), padding_mode=ZERO, allow_tma=False).reshape((W, 1, D // 2))
-    x0 = ct.broadcast_to(x0, (W, TIMES, D // 2)).reshape((W * TIMES, D // 2))
-    x1 = ct.broadcast_to(x1, (W, TIMES, D // 2)).reshape((W * TIMES, D // 2))
+
+def queries(q, h, g0, g1, c, s, D: Int, EPS: Float, NORM: Bool):
+    """The head group's queries, rotated and scaled, as two halves [8, D/2] float32."""
+    x0, x1 = head_halves(q, h, COLUMNS, D)
     a, b = rotated(x0, x1, g0, g1, c, s, D, EPS, NORM)
     return a * (LOG2E / D**0.5), b * (LOG2E / D**0.5)
 
@@ -49,7 +50,7 @@ def new_token(
     k0, k1 = gain_halves(k_gain, D, NORM)
     if PDL:
         ct.grid_dependency_control_wait()
-    a, b = queries(q, h, g0, g1, c, s, COLUMNS, 1, D, EPS, NORM)
+    a, b = queries(q, h, g0, g1, c, s, D, EPS, NORM)
     x0 = ct.load(k, index=(h, 0), shape=(1, D // 2), allow_tma=False, check_bounds=False)
     x1 = ct.load(k, index=(h, 1), shape=(1, D // 2), allow_tma=False, check_bounds=False)
     ka, kb = rotated(x0, x1, k0, k1, c, s, D, EPS, NORM)
