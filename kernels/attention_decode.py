@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import cuda.tile as ct
 
 from kernels import configs
-from kernels.attention_int8 import attention_int8_loop_kernel, attention_int8_page_kernel
+from kernels.attention_int8 import attention_int8_kernel
 from kernels.attention_tiles import COLUMNS, NEVER, columns, new_token, queries, store_split
 from kernels.launch import Together, check_array, with_hints
 from kernels.notation import PAGE, Bool, Float, Int
@@ -62,7 +62,6 @@ class AttentionConfig:
     occupancy: int | None = None
     pages: int = 1
     latency: int = 2
-    scales_tma: bool = True
     apart: bool = False
 
     @property
@@ -274,9 +273,8 @@ def attention_decode(
     kernel = attention_page_kernel if config.form == "page" else attention_loop_kernel
     if scales is not None:
         width = 4 if group <= 4 and not config.apart else 8
-        int8 = (width, config.apart)
-        int8 += () if config.form == "page" else (config.pages, config.latency, config.scales_tma)
-        kernel = attention_int8_page_kernel if config.form == "page" else attention_int8_loop_kernel
+        int8 = (config.form == "loop", config.pages, config.latency, width, config.apart)
+        kernel = attention_int8_kernel
     constants = (kv_heads, config.splits, *int8, head_dim, float(eps), q_gain is not None, launcher.pdl)
     if config.occupancy is not None:
         kernel = with_hints(kernel, occupancy=config.occupancy)

@@ -126,12 +126,6 @@ def joined(sums, R: Int, W: Int, APART: Bool):
     return (hi * 128 + lo).astype(ct.float32)
 
 
-def page_scores(keys, digits, step, ks, inside, W: Int, APART: Bool):
-    """Scores [64, W] of a page's keys with scales ks [64, 1]; NEVER outside."""
-    sums = multiplied(keys, digits, no_sums(PAGE, W, APART))
-    return ct.where(inside, joined(sums, PAGE, W, APART) * ks * step, NEVER)
-
-
 def new_token_int8(
     q, k, v, k_gain, k_pool, v_pool, k_scales, v_scales, table, out, stats, h, pos, g0, g1, c, s, HKV: Int, S: Int,
     D: Int, EPS: Float, NORM: Bool, PDL: Bool,
@@ -182,50 +176,51 @@ def store_same(out, h, s, half, row, D: Int):
     ct.store(out, index=(h, s, 0, half), tile=same, allow_tma=False)
 
 
-@ct.kernel
-def attention_int8_page_kernel(
-    q, k, v, q_gain, k_gain, cos, sin, k_pool, v_pool, k_scales, v_scales, table, length, out, stats, HKV: Int, S: Int,
-    W: Int, APART: Bool, D: Int, EPS: Float, NORM: Bool, PDL: Bool,
-):  # fmt: skip
-    """attention_page_kernel over int8 pools with k_scales, v_scales [pages HKV, 64] float32; W query heads, 4 or 8."""
-    h, s = ct.bid(0), ct.bid(1)
-    if PDL:
-        ct.grid_dependency_control_launch_dependents()
-    pos = ct.load(length, index=(0,), shape=(), check_bounds=False).item() - 1
-    c = ct.load(cos, index=(pos, 0), shape=(1, D // 2), allow_tma=False, check_bounds=False)
-    sn = ct.load(sin, index=(pos, 0), shape=(1, D // 2), allow_tma=False, check_bounds=False)
-    g0, g1 = gain_halves(q_gain, D, NORM)
-    if s < S:
-        page = ct.load(table, index=(s,), shape=(), check_bounds=False).item() * HKV + h
-        keys = ct.load(k_pool, index=(page, 0), shape=(PAGE, D), allow_tma=False, check_bounds=False)
-        values = ct.load(v_pool, index=(page, 0), shape=(D, PAGE), allow_tma=False, check_bounds=False)
-        ks = ct.load(k_scales, index=(page, 0), shape=(1, PAGE), allow_tma=False, check_bounds=False)
-        vs = ct.load(v_scales, index=(page, 0), shape=(1, PAGE), allow_tma=False, check_bounds=False)
-        ks, vs = ks.reshape((PAGE, 1)), vs.reshape((PAGE, 1))
-        inside = s * PAGE + ct.arange(PAGE, dtype=ct.int32).reshape((PAGE, 1)) < pos
-        log_vs = ct.where(inside, log2_bound(vs), 0.0)
-        if PDL:
-            ct.grid_dependency_control_wait()
-        digits, step = query_digits(q, h, g0, g1, c, sn, W, D, EPS, NORM, APART)
-        scores = page_scores(keys, digits, step, ks, inside, W, APART)
-        top = ct.max(scores + log_vs, axis=0, keepdims=True)
-        p = ct.where(inside, ct.exp2(scores - top, flush_to_zero=True), 0.0)  # else masked slots alone weigh 1 each
-        weights = weight_digits(p * (vs * WEIGHT), W, APART)
-        acc = joined(multiplied(values, weights, no_sums(D, W, APART)), D, W, APART) * (1.0 / WEIGHT)
-        store_split(out, stats, h, s, acc, top, ct.sum(p, axis=0, keepdims=True), W, D)
-    else:
-        new_token_int8(
-            q, k, v, k_gain, k_pool, v_pool, k_scales, v_scales, table, out, stats, h, pos, g0, g1, c, sn, HKV, S, D,
-            EPS, NORM, PDL,
-        )  # fmt: skip
+def page_scores(keys, digits, step, ks, inside, W: Int, APART: Bool):
+    """Scores [64, W] of a page's keys with scales ks [64, 1]; NEVER outside."""
+    sums = multiplied(keys, digits, no_sums(PAGE, W, APART))
+    return ct.where(inside, joined(sums, PAGE, W, APART) * ks * step, NEVER)
+
+
+def attended(keys, values, ks, vs, at, pos, digits, step, W: Int, D: Int, APART: Bool):
+    """Some pages' value sum [D, W], what it is relative to [1, W], and weights [64, W]; `at` is the first position."""
+    N = ct.static_eval(len(keys))
+    slot = at + ct.arange(PAGE, dtype=ct.int32).reshape((PAGE, 1))
+    inside = tuple(slot + j * PAGE < pos for j in ct.static_iter(range(N)))
+    scores = tuple(page_scores(keys[j], digits, step, ks[j], inside[j], W, APART) for j in ct.static_iter(range(N)))
+    weighed = ct.full((PAGE, W), NEVER, dtype=ct.float32)
+    for j in ct.static_iter(range(N)):
+        weighed = ct.maximum(weighed, scores[j] + ct.where(inside[j], log2_bound(vs[j]), 0.0))
+    top = ct.max(weighed, axis=0, keepdims=True)
+    sums = no_sums(D, W, APART)
+    total = ct.zeros((PAGE, W), dtype=ct.float32)
+    for j in ct.static_iter(range(N)):
+        p = ct.exp2(scores[j] - top, flush_to_zero=True)
+        p = ct.where(inside[j], p, 0.0)  # masked slots alone would weigh 1 each
+        sums = multiplied(values[j], weight_digits(p * (vs[j] * WEIGHT), W, APART), sums)
+        total = total + p
+    return joined(sums, D, W, APART) * (1.0 / WEIGHT), top, total
+
+
+def plain_tile(array, at, R: Int, C: Int):
+    return ct.load(array, index=(at, 0), shape=(R, C), allow_tma=False, check_bounds=False)
+
+
+def ring_tile(array, at, R: Int, C: Int, LATENCY: Int):
+    return ct.load(array, index=(at, 0), shape=(R, C), check_bounds=False, latency=LATENCY)
 
 
 @ct.kernel
-def attention_int8_loop_kernel(
+def attention_int8_kernel(
     q, k, v, q_gain, k_gain, cos, sin, k_pool, v_pool, k_scales, v_scales, table, length, out, stats, HKV: Int, S: Int,
-    W: Int, APART: Bool, N: Int, LATENCY: Int, TMA: Bool, D: Int, EPS: Float, NORM: Bool, PDL: Bool,
+    LOOP: Bool, N: Int, LATENCY: Int, W: Int, APART: Bool, D: Int, EPS: Float, NORM: Bool, PDL: Bool,
 ):  # fmt: skip
-    """attention_loop_kernel over int8 pools, N pages a step; arrays as in attention_int8_page_kernel."""
+    """Split s < S: its even share of the pages, N a step, running soft-max. Split S: the new token.
+
+    Arrays as in attention_page_kernel, but pools int8 with k_scales, v_scales [pages HKV, 64] float32. W query heads at
+    most, 4 or 8. The first step's pages come by plain loads before the PDL wait, the others (LOOP) through a TMA ring.
+    Masked slots are read and multiplied by 0: scales must be finite everywhere.
+    """
     h, s = ct.bid(0), ct.bid(1)
     if PDL:
         ct.grid_dependency_control_launch_dependents()
@@ -236,42 +231,30 @@ def attention_int8_loop_kernel(
     if s < S:
         pages = ct.cdiv(pos, PAGE)
         steps = ct.cdiv(pages, N)
-        share = ct.cdiv(steps, S)
+        share = ct.cdiv(steps, S) if LOOP else 1
+        first = s * share
+        at = tuple(page_row(table, first * N + j, pages, h, HKV) for j in ct.static_iter(range(N)))
+        ks = tuple(plain_tile(k_scales, at[j], 1, PAGE).reshape((PAGE, 1)) for j in ct.static_iter(range(N)))
+        vs = tuple(plain_tile(v_scales, at[j], 1, PAGE).reshape((PAGE, 1)) for j in ct.static_iter(range(N)))
+        keys = tuple(plain_tile(k_pool, at[j], PAGE, D) for j in ct.static_iter(range(N)))
+        values = tuple(plain_tile(v_pool, at[j], D, PAGE) for j in ct.static_iter(range(N)))
         if PDL:
             ct.grid_dependency_control_wait()
         digits, step = query_digits(q, h, g0, g1, c, sn, W, D, EPS, NORM, APART)
-        slot = ct.arange(PAGE, dtype=ct.int32).reshape((PAGE, 1))
-        m = ct.full((1, W), NEVER, dtype=ct.float32)
-        l = ct.zeros((PAGE, W), dtype=ct.float32)
-        acc = ct.zeros((D, W), dtype=ct.float32)
-        for i in range(s * share, ct.minimum((s + 1) * share, steps)):
-            at = tuple(
-                ct.load(table, index=(ct.minimum(i * N + j, pages - 1),), shape=(), check_bounds=False).item() * HKV + h
-                for j in ct.static_iter(range(N))
-            )
-            keys = tuple(pool_tile(k_pool, at[j], PAGE, D, LATENCY) for j in ct.static_iter(range(N)))
-            ks = tuple(scale_tile(k_scales, at[j], LATENCY, TMA) for j in ct.static_iter(range(N)))
-            vs = tuple(scale_tile(v_scales, at[j], LATENCY, TMA) for j in ct.static_iter(range(N)))
-            values = tuple(pool_tile(v_pool, at[j], D, PAGE, LATENCY) for j in ct.static_iter(range(N)))
-            inside = tuple(slot + (i * N + j) * PAGE < pos for j in ct.static_iter(range(N)))
-            scores = tuple(
-                page_scores(keys[j], digits, step, ks[j], inside[j], W, APART) for j in ct.static_iter(range(N))
-            )
-            weighed = ct.full((PAGE, W), NEVER, dtype=ct.float32)
-            for j in ct.static_iter(range(N)):
-                weighed = ct.maximum(weighed, scores[j] + ct.where(inside[j], log2_bound(vs[j]), 0.0))
-            top = ct.max(weighed, axis=0, keepdims=True)
-            higher = ct.maximum(m, top)
-            old, new = ct.exp2(m - higher, flush_to_zero=True), ct.exp2(top - higher, flush_to_zero=True)
-            sums = no_sums(D, W, APART)
-            total = ct.zeros((PAGE, W), dtype=ct.float32)
-            for j in ct.static_iter(range(N)):
-                p = ct.exp2(scores[j] - top, flush_to_zero=True)
-                sums = multiplied(values[j], weight_digits(p * (vs[j] * WEIGHT), W, APART), sums)
-                total = total + p
-            acc = acc * old + joined(sums, D, W, APART) * (new * (1.0 / WEIGHT))
-            l = l * old + total * new
-            m = higher
+        acc, m, l = attended(keys, values, ks, vs, first * N * PAGE, pos, digits, step, W, D, APART)
+        if LOOP:
+            for i in range(first + 1, ct.minimum(first + share, steps)):
+                at = tuple(page_row(table, i * N + j, pages, h, HKV) for j in ct.static_iter(range(N)))
+                keys = tuple(ring_tile(k_pool, at[j], PAGE, D, LATENCY) for j in ct.static_iter(range(N)))
+                ks = tuple(ring_tile(k_scales, at[j], 1, PAGE, LATENCY) for j in ct.static_iter(range(N)))
+                vs = tuple(ring_tile(v_scales, at[j], 1, PAGE, LATENCY) for j in ct.static_iter(range(N)))
+                values = tuple(ring_tile(v_pool, at[j], D, PAGE, LATENCY) for j in ct.static_iter(range(N)))
+                ks = tuple(ks[j].reshape((PAGE, 1)) for j in ct.static_iter(range(N)))
+                vs = tuple(vs[j].reshape((PAGE, 1)) for j in ct.static_iter(range(N)))
+                part, top, total = attended(keys, values, ks, vs, i * N * PAGE, pos, digits, step, W, D, APART)
+                higher = ct.maximum(m, top)
+                old, new = ct.exp2(m - higher, flush_to_zero=True), ct.exp2(top - higher, flush_to_zero=True)
+                acc, l, m = acc * old + part * new, l * old + total * new, higher
         store_split(out, stats, h, s, acc, m, ct.sum(l, axis=0, keepdims=True), W, D)
     else:
         new_token_int8(
@@ -280,17 +263,10 @@ def attention_int8_loop_kernel(
         )  # fmt: skip
 
 
-def pool_tile(pool, at, R: Int, C: Int, LATENCY: Int):
-    return ct.load(pool, index=(at, 0), shape=(R, C), check_bounds=False, latency=LATENCY)
-
-
-def scale_tile(scales, at, LATENCY: Int, TMA: Bool):
-    """A page's scales, [64, 1]."""
-    if TMA:
-        tile = ct.load(scales, index=(at, 0), shape=(1, PAGE), check_bounds=False, latency=LATENCY)
-    else:
-        tile = ct.load(scales, index=(at, 0), shape=(1, PAGE), allow_tma=False, check_bounds=False)
-    return tile.reshape((PAGE, 1))
+def page_row(table, i, pages, h, HKV: Int):
+    """Where page i of the sequence is in the pools, of head h; past the last page, the last."""
+    i = ct.maximum(ct.minimum(i, pages - 1), 0)
+    return ct.load(table, index=(i,), shape=(), check_bounds=False).item() * HKV + h
 
 
 def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
