@@ -12,8 +12,8 @@ Two forms, chosen by the context a graph is captured for (`attention_config`):
   only q's way is left after it. Shortest up to 2,048 positions.
 - **loop**: a fixed number of blocks a head shares the pages evenly, pages come through a TMA ring. For any length.
 
-An INT8 cache (a key and a value are int8 rows with a float32 scale each) is widened to half precision on its way to the
-matrix unit, exactly; the keys' scales multiply the scores, the values' the soft-max weights.
+An INT8 cache (a key and a value are int8 rows with a float32 scale each) has a kernel of its own, which widens nothing:
+kernels/attention_int8.py.
 
 Keys (64 × d) and transposed values (d × 64) stand on the matrix unit's M side, the query heads of one KV head are up to
 8 columns on its N side (below 16 × 8 and M·N = 512 the compiler leaves the tensor cores).
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import cuda.tile as ct
 
 from kernels import configs
-from kernels.attention_int8 import attention_int8_kernel
+from kernels.attention_int8 import MAX_PAGES, attention_int8_kernel
 from kernels.attention_tiles import COLUMNS, NEVER, columns, new_token, queries, store_split
 from kernels.launch import Together, check_array, with_hints
 from kernels.notation import PAGE, Bool, Float, Int
@@ -53,15 +53,16 @@ class AttentionConfig:
         form: "page" or "loop", see above.
         splits: blocks a KV head, a power of two or the sum of two (the merge). For "page" the pages of the bucket.
         occupancy: blocks per SM of the loop form; sets the depth of its TMA ring.
-        through_float: an INT8 cache becomes float32 before half precision. Straight away it is the faster way on
-            sm_90, and spills on sm_80, 86 and 89.
+        pages, latency: of an INT8 cache in the loop form, pages of a step and the compiler's hint for its TMA ring.
+        apart: an INT8 product's two digits in products of their own. tileiras 13.4 for sm_100 cannot split a product's
+            columns ("make_tmem_copy").
     """
 
     form: Literal["page", "loop"]
     splits: int
     occupancy: int | None = None
     pages: int = 1
-    latency: int = 2
+    latency: int = 1
     apart: bool = False
 
     @property
@@ -73,7 +74,7 @@ class AttentionConfig:
 def attention_config(arch: str, kv_heads: int, context: int, *, int8: bool = False) -> AttentionConfig:
     """The form for contexts up to `context` (a whole graph's bucket): configs/<arch>.json, or the rule.
 
-    An INT8 cache has rows of its own where they are better, always with the same buckets and splits.
+    An INT8 cache has rows of its own where they are better, always with the same buckets.
     """
     bucket = next((c for c in CONTEXTS if context <= c), 1 << 30)
     shape = {"kv_heads": kv_heads, "context": bucket}
@@ -244,8 +245,8 @@ def attention_decode(
         context: the longest context that this launch (or the graph it is captured in) must serve.
         scales: of the keys and of the values where the pools are int8, float32 [pages · kv_heads, 64] each.
 
-    Under PDL, length, block_table and the pools are read before the wait: nothing earlier in the same graph may write
-    them, except this kernel for its own layer's pools.
+    Under PDL, length, block_table, the pools and their scales are read before the wait: nothing earlier in the same
+    graph may write them, except this kernel for its own layer's.
 
     Raises:
         ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernels read.
@@ -269,13 +270,13 @@ def attention_decode(
     k, v = (qkv.reshape(heads + 2 * kv_heads, head_dim)[heads + i * kv_heads :][:kv_heads] for i in (0, 1))
     gains = [optional_gain(op, g, c, head_dim, half) for g, c in ((q_gain, cos), (k_gain, sin))]
     args = (q, k, v, *gains, cos, sin, k_pool, v_pool, *(scales or ()), block_table, length, parts, stats)
-    int8: tuple[Any, ...] = ()
     kernel = attention_page_kernel if config.form == "page" else attention_loop_kernel
+    digits: tuple[int, ...] = ()
     if scales is not None:
-        width = 4 if group <= 4 and not config.apart else 8
-        int8 = (config.form == "loop", config.pages, config.latency, width, config.apart)
         kernel = attention_int8_kernel
-    constants = (kv_heads, config.splits, *int8, head_dim, float(eps), q_gain is not None, launcher.pdl)
+        width = 4 if group <= 4 and not config.apart else 8
+        digits = (config.form == "loop", config.pages, config.latency, width, config.apart)
+    constants = (kv_heads, config.splits, *digits, head_dim, float(eps), q_gain is not None, launcher.pdl)
     if config.occupancy is not None:
         kernel = with_hints(kernel, occupancy=config.occupancy)
     together = Together(launcher)
@@ -295,6 +296,8 @@ def _powers(count: int) -> tuple[int, int]:
 def _check_context(op: str, config: AttentionConfig, context: int, cos: Any, block_table: Any) -> None:
     if config.splits < 1 or sum(_powers(config.splits)) != config.splits:
         raise ValueError(f"{op}: {config.splits} splits, expected a power of two or the sum of two")
+    if not 1 <= config.pages <= MAX_PAGES:
+        raise ValueError(f"{op}: {config.pages} pages a step, expected 1 to {MAX_PAGES}, whose sums fit int32")
     if context < 1:
         raise ValueError(f"{op}: context is {context}, expected at least 1")
     if config.positions is not None and context > config.positions:

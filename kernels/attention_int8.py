@@ -1,21 +1,21 @@
 """Attention of one token over an INT8 cache without widening it: int8 pages meet int8 digits on the matrix unit.
 
-Queries and soft-max weights become two digits each, integers 128 hi + lo in steps of their own, and stand in columns
-of the product: hi and lo of up to four query heads fill the narrowest eight, five to eight heads take sixteen. The
-int32 sums are exact, so only the steps cost accuracy:
+Queries and soft-max weights become two digits each, whole numbers 128 hi + lo in steps of their own, and stand in
+columns of the product: hi and lo of up to four query heads fill the narrowest eight, five to eight heads take sixteen.
+The int32 sums are exact, so only the steps cost accuracy:
 
-- queries: max |q| / 16,256 of the head, 15 bits;
-- weights: 1/16,383 of a bound of the step's largest weight · value scale, 14 bits. The scales of the keys multiply the
-  scores, those of the values the weights before these become digits.
+- queries: max |q| / 16,256 of the head, 15 bits. The scales of the keys multiply the scores;
+- weights: 1/16,383 of about the largest weight · value scale of the pages of a step, 14 bits: page by page, so that
+  many small weights count. The scales of the values multiply the weights before these become digits.
 
-A split's numbers are relative to the largest score + log2(scale of its value), rounded up by at most 0.09: then
-weight · scale is at most 1. 2^(score - that) may be large where a scale is tiny; log2 is held above -100, so that the
-sum of weights stays within float32, and values below 127 · 2^-100 lose digits.
+A step's weights are relative to the largest score + log2(scale of its value), rounded up by at most 0.09, so that no
+weight · scale is above 1. A weight alone is at most 1 / its scale, so at most 2^100 (kernels/int8_rows.py): sums of
+weights stay within float32.
 
-Bounds: |score sum| ≤ 128 · 16,256 · 128 = 2.7e8 and |value sum| ≤ 128 · 16,383 · 64 · pages of a step = 1.4e8 a page,
-both below 2³¹ for up to 15 pages a step.
+Bounds of the int32 sums: |score| ≤ 128 · 16,256 · 128 = 2.7e8, |value| ≤ 128 · 16,383 · 64 = 1.4e8 a page; both below
+2³¹ up to MAX_PAGES pages a step.
 
-Called by attention_decode (kernels/attention_decode.py), whose forms these are; refuses nothing by itself.
+attention_decode (kernels/attention_decode.py) checks the arrays and launches.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from kernels.shapes import ModelShape
 
 WEIGHT = 16383.0  # 127 · 128 + 127: a weight of 1 in digits
+MAX_PAGES = ((1 << 31) - 1) // (128 * 16383 * PAGE)  # of a step
 
 
 def log2_bound(x):
@@ -182,8 +183,11 @@ def page_scores(keys, digits, step, ks, inside, W: Int, APART: Bool):
     return ct.where(inside, joined(sums, PAGE, W, APART) * ks * step, NEVER)
 
 
-def attended(keys, values, ks, vs, at, pos, digits, step, W: Int, D: Int, APART: Bool):
-    """Some pages' value sum [D, W], what it is relative to [1, W], and weights [64, W]; `at` is the first position."""
+def attended(keys, values, ks, vs, at, pos, digits, step, W: Int, D: Int, APART: Bool, EMPTY: Bool):
+    """Some pages' value sum [D, W], what it is relative to [1, W], and weights [64, W].
+
+    `at` is their first position. EMPTY: perhaps none of them is cached, and none would weigh NEVER - NEVER = 0, so 1.
+    """
     N = ct.static_eval(len(keys))
     slot = at + ct.arange(PAGE, dtype=ct.int32).reshape((PAGE, 1))
     inside = tuple(slot + j * PAGE < pos for j in ct.static_iter(range(N)))
@@ -196,7 +200,7 @@ def attended(keys, values, ks, vs, at, pos, digits, step, W: Int, D: Int, APART:
     total = ct.zeros((PAGE, W), dtype=ct.float32)
     for j in ct.static_iter(range(N)):
         p = ct.exp2(scores[j] - top, flush_to_zero=True)
-        p = ct.where(inside[j], p, 0.0)  # masked slots alone would weigh 1 each
+        p = ct.where(inside[j], p, 0.0) if EMPTY else p
         sums = multiplied(values[j], weight_digits(p * (vs[j] * WEIGHT), W, APART), sums)
         total = total + p
     return joined(sums, D, W, APART) * (1.0 / WEIGHT), top, total
@@ -241,7 +245,7 @@ def attention_int8_kernel(
         if PDL:
             ct.grid_dependency_control_wait()
         digits, step = query_digits(q, h, g0, g1, c, sn, W, D, EPS, NORM, APART)
-        acc, m, l = attended(keys, values, ks, vs, first * N * PAGE, pos, digits, step, W, D, APART)
+        acc, m, l = attended(keys, values, ks, vs, first * N * PAGE, pos, digits, step, W, D, APART, True)
         if LOOP:
             for i in range(first + 1, ct.minimum(first + share, steps)):
                 at = tuple(page_row(table, i * N + j, pages, h, HKV) for j in ct.static_iter(range(N)))
@@ -251,7 +255,7 @@ def attention_int8_kernel(
                 values = tuple(ring_tile(v_pool, at[j], D, PAGE, LATENCY) for j in ct.static_iter(range(N)))
                 ks = tuple(ks[j].reshape((PAGE, 1)) for j in ct.static_iter(range(N)))
                 vs = tuple(vs[j].reshape((PAGE, 1)) for j in ct.static_iter(range(N)))
-                part, top, total = attended(keys, values, ks, vs, i * N * PAGE, pos, digits, step, W, D, APART)
+                part, top, total = attended(keys, values, ks, vs, i * N * PAGE, pos, digits, step, W, D, APART, False)
                 higher = ct.maximum(m, top)
                 old, new = ct.exp2(m - higher, flush_to_zero=True), ct.exp2(top - higher, flush_to_zero=True)
                 acc, l, m = acc * old + part * new, l * old + total * new, higher

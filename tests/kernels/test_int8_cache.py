@@ -110,6 +110,12 @@ def test_decode_hard_numbers(machine: Any, case: Any, form: AttentionConfig) -> 
     run_decode(machine, 4, 2, 64, 449, form, "float16", cached=case(keys, values))
 
 
+@pytest.mark.parametrize("pages", [0, 16])
+def test_decode_refuses_steps_whose_sums_overflow(machine: Any, pages: int) -> None:
+    with pytest.raises(ValueError, match=f"{pages} pages a step, expected 1 to 15, whose sums fit int32"):
+        run_decode(machine, 4, 2, 64, 65, AttentionConfig("loop", 4, 4, pages=pages), "bfloat16")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("n", [512, 1021, 4097, 32768])
 def test_decode_at_full_size(machine: Any, n: int) -> None:
