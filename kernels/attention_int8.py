@@ -12,7 +12,7 @@ A step's weights are relative to the largest score + log2(scale of its value), r
 weight · scale is above 1. A weight alone is at most 1 / its scale, so at most 2^100 (kernels/int8_rows.py): sums of
 weights stay within float32.
 
-Bounds of the int32 sums: |score| ≤ 128 · 16,256 · 128 = 2.7e8, |value| ≤ 128 · 16,383 · 64 = 1.4e8 a page; both below
+Bounds of the int32 sums: |score| ≤ 128 · 16,256 · 128 = 2.7e8, |value| ≤ 128 · 16,383 · 64 = 1.3e8 a page; both below
 2³¹ up to MAX_PAGES pages a step.
 
 attention_decode (kernels/attention_decode.py) checks the arrays and launches.

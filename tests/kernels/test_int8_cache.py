@@ -110,9 +110,9 @@ def test_decode_hard_numbers(machine: Any, case: Any, form: AttentionConfig) -> 
     run_decode(machine, 4, 2, 64, 449, form, "float16", cached=case(keys, values))
 
 
-@pytest.mark.parametrize("pages", [0, 16])
+@pytest.mark.parametrize("pages", [0, 17])
 def test_decode_refuses_steps_whose_sums_overflow(machine: Any, pages: int) -> None:
-    with pytest.raises(ValueError, match=f"{pages} pages a step, expected 1 to 15, whose sums fit int32"):
+    with pytest.raises(ValueError, match=f"{pages} pages a step, expected 1 to 16, whose sums fit int32"):
         run_decode(machine, 4, 2, 64, 65, AttentionConfig("loop", 4, 4, pages=pages), "bfloat16")
 
 
