@@ -117,11 +117,11 @@ def test_decode_refuses_steps_whose_sums_overflow(machine: Any, pages: int) -> N
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("n", [512, 1021, 4097, 32768])
-def test_decode_at_full_size(machine: Any, n: int) -> None:
+@pytest.mark.parametrize(("heads", "n"), [(32, 512), (32, 1021), (32, 4097), (32, 32768), (64, 4097)])
+def test_decode_at_full_size(machine: Any, heads: int, n: int) -> None:
     if not machine.on_gpu:
         pytest.skip("too large for the interpreter")
-    run_decode(machine, 32, 8, 128, n, attention_config(machine.arch, 8, n, int8=True), "bfloat16")
+    run_decode(machine, heads, 8, 128, n, attention_config(machine.arch, 8, n, int8=True), "bfloat16")
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "d"), [(9, 3, 64), (4, 2, 128), (14, 2, 64)])
