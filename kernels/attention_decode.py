@@ -12,8 +12,8 @@ Two forms, chosen by the context a graph is captured for (`attention_config`):
   only q's way is left after it. Shortest up to 2,048 positions.
 - **loop**: a fixed number of blocks a head shares the pages evenly, pages come through a TMA ring. For any length.
 
-An INT8 cache (a key and a value are int8 rows with a float32 scale each) is widened to half precision on its way to the
-matrix unit, exactly; the keys' scales multiply the scores, the values' the soft-max weights.
+An INT8 cache (a key and a value are int8 rows with a float32 scale each) has a kernel of its own, which widens nothing:
+kernels/attention_int8.py.
 
 Keys (64 × d) and transposed values (d × 64) stand on the matrix unit's M side, the query heads of one KV head are up to
 8 columns on its N side (below 16 × 8 and M·N = 512 the compiler leaves the tensor cores).
@@ -30,19 +30,18 @@ from typing import TYPE_CHECKING, Any, Literal
 import cuda.tile as ct
 
 from kernels import configs
-from kernels.int8_rows import THROUGH_FLOAT, cached_int8, page_scales, widened
+from kernels.attention_int8 import MAX_PAGES, attention_int8_kernel
+from kernels.attention_tiles import COLUMNS, NEVER, columns, new_token, queries, store_split
 from kernels.launch import Together, check_array, with_hints
-from kernels.notation import LOG2E, PAGE, ZERO, Bool, Float, Int
-from kernels.paged_cache import check_heads, check_pools, check_rope, optional_gain, pool_specs, scale_specs
-from kernels.rope_tiles import gain_halves, rotated
+from kernels.notation import PAGE, Bool, Float, Int
+from kernels.paged_cache import check_heads, check_pools, check_rope, optional_gain, pool_specs
+from kernels.rope_tiles import gain_halves
 from kernels.specs import ArraySpec
 
 if TYPE_CHECKING:
     from kernels.launch import Launcher
     from kernels.shapes import ModelShape
 
-COLUMNS = 8
-NEVER = -1.0e30  # a masked score; finite, so that a split without positions merges with weight 0
 CONTEXTS = (512, 640, 768, 1024, 2048)  # largest contexts of the page form's graphs; beyond, one graph serves all
 
 
@@ -54,14 +53,17 @@ class AttentionConfig:
         form: "page" or "loop", see above.
         splits: blocks a KV head, a power of two or the sum of two (the merge). For "page" the pages of the bucket.
         occupancy: blocks per SM of the loop form; sets the depth of its TMA ring.
-        through_float: an INT8 cache becomes float32 before half precision. Straight away it is the faster way on
-            sm_90, and spills on sm_80, 86 and 89.
+        pages, latency: of an INT8 cache in the loop form, pages of a step and the compiler's hint for its TMA ring.
+        apart: an INT8 product's two digits in products of their own. tileiras 13.4 for sm_100 cannot split a product's
+            columns ("make_tmem_copy").
     """
 
     form: Literal["page", "loop"]
     splits: int
     occupancy: int | None = None
-    through_float: bool = False
+    pages: int = 1
+    latency: int = 1
+    apart: bool = False
 
     @property
     def positions(self) -> int | None:
@@ -72,7 +74,7 @@ class AttentionConfig:
 def attention_config(arch: str, kv_heads: int, context: int, *, int8: bool = False) -> AttentionConfig:
     """The form for contexts up to `context` (a whole graph's bucket): configs/<arch>.json, or the rule.
 
-    An INT8 cache has rows of its own where they are better, always with the same buckets and splits.
+    An INT8 cache has rows of its own where they are better, always with the same buckets.
     """
     bucket = next((c for c in CONTEXTS if context <= c), 1 << 30)
     shape = {"kv_heads": kv_heads, "context": bucket}
@@ -105,64 +107,10 @@ def workspace_floats(config: AttentionConfig, heads: int, kv_heads: int, head_di
     return (config.splits + 1) * (heads * head_dim + kv_heads * 2 * COLUMNS)
 
 
-def _queries(q, h, g0, g1, c, s, D: Int, EPS: Float, NORM: Bool):
-    """The head group's queries, rotated and scaled, as two halves [8, D/2] float32; rows past the group are zero."""
-    x0 = ct.load(q, index=(h, 0, 0), shape=(1, COLUMNS, D // 2), padding_mode=ZERO, allow_tma=False)
-    x1 = ct.load(q, index=(h, 0, 1), shape=(1, COLUMNS, D // 2), padding_mode=ZERO, allow_tma=False)
-    x0, x1 = x0.reshape((COLUMNS, D // 2)), x1.reshape((COLUMNS, D // 2))
-    a, b = rotated(x0, x1, g0, g1, c, s, D, EPS, NORM)
-    return a * (LOG2E / D**0.5), b * (LOG2E / D**0.5)
-
-
-def _columns(a, b, dtype):
-    """Both halves side by side and transposed: [D, 8], the N side of the product."""
-    return ct.transpose(ct.cat((a.astype(dtype), b.astype(dtype)), 1))
-
-
-def _store_split(out, stats, h, s, acc, m, l, D: Int):
-    """One split's unscaled sum [D, 8], maximum and sum of weights [1, 8]. `out` drops columns past the group."""
-    ct.store(out, index=(h, s, 0, 0), tile=acc.reshape((1, 1, D, COLUMNS)), order=(0, 1, 3, 2), allow_tma=False)
-    ct.store(stats, index=(h, s, 0, 0), tile=m.reshape((1, 1, 1, COLUMNS)), allow_tma=False, check_bounds=False)
-    ct.store(stats, index=(h, s, 1, 0), tile=l.reshape((1, 1, 1, COLUMNS)), allow_tma=False, check_bounds=False)
-
-
-def _new_token(
-    q, k, v, k_gain, k_pool, v_pool, k_scales, v_scales, table, out, stats, h, pos, g0, g1, c, s, HKV: Int, S: Int,
-    D: Int, EPS: Float, NORM: Bool, INT8: Int, PDL: Bool,
-):  # fmt: skip
-    """The split of one position: this token's. Also writes its key and value into the cache."""
-    page = ct.load(table, index=(pos // PAGE,), shape=(), check_bounds=False).item() * HKV + h
-    k0, k1 = gain_halves(k_gain, D, NORM)
-    if PDL:
-        ct.grid_dependency_control_wait()
-    a, b = _queries(q, h, g0, g1, c, s, D, EPS, NORM)
-    x0 = ct.load(k, index=(h, 0), shape=(1, D // 2), allow_tma=False, check_bounds=False)
-    x1 = ct.load(k, index=(h, 1), shape=(1, D // 2), allow_tma=False, check_bounds=False)
-    ka, kb = rotated(x0, x1, k0, k1, c, s, D, EPS, NORM)
-    value = ct.load(v, index=(h, 0), shape=(1, D), allow_tma=False, check_bounds=False)
-    slot = pos % PAGE
-    if INT8:
-        qa, qb, qv, ks, vs = cached_int8(ka, kb, value.astype(ct.float32), k_scales, v_scales, page, slot)
-        wide_a, wide_b = qa.astype(ct.float32) * ks, qb.astype(ct.float32) * ks
-        wide_v = qv.astype(ct.float32) * vs
-    else:
-        qa, qb, qv = ka.astype(k_pool.dtype), kb.astype(k_pool.dtype), value
-        wide_a, wide_b, wide_v = qa.astype(ct.float32), qb.astype(ct.float32), qv.astype(ct.float32)
-    score = ct.sum(a * wide_a + b * wide_b, axis=1)
-    same = ct.broadcast_to(wide_v.reshape((1, 1, 1, D)), (1, 1, COLUMNS, D))
-    ct.store(out, index=(h, S, 0, 0), tile=same, allow_tma=False)
-    ct.store(stats, index=(h, S, 0, 0), tile=score.reshape((1, 1, 1, COLUMNS)), allow_tma=False, check_bounds=False)
-    one = ct.ones((1, 1, 1, COLUMNS), dtype=ct.float32)
-    ct.store(stats, index=(h, S, 1, 0), tile=one, allow_tma=False, check_bounds=False)
-    ct.store(k_pool, index=(page * PAGE + slot, 0), tile=qa, allow_tma=False, check_bounds=False)
-    ct.store(k_pool, index=(page * PAGE + slot, 1), tile=qb, allow_tma=False, check_bounds=False)
-    ct.store(v_pool, index=(page, slot), tile=qv.reshape((D, 1)), allow_tma=False, check_bounds=False)
-
-
 @ct.kernel
 def attention_page_kernel(
-    q, k, v, q_gain, k_gain, cos, sin, k_pool, v_pool, k_scales, v_scales, table, length, out, stats, HKV: Int, S: Int,
-    D: Int, EPS: Float, NORM: Bool, INT8: Int, PDL: Bool,
+    q, k, v, q_gain, k_gain, cos, sin, k_pool, v_pool, table, length, out, stats, HKV: Int, S: Int, D: Int, EPS: Float,
+    NORM: Bool, PDL: Bool,
 ):  # fmt: skip
     """Split s < S: page s of the sequence, all 64 slots, masked beyond the cached positions. Split S: the new token.
 
@@ -183,33 +131,26 @@ def attention_page_kernel(
         page = ct.load(table, index=(s,), shape=(), check_bounds=False).item() * HKV + h
         keys = ct.load(k_pool, index=(page, 0), shape=(PAGE, D), allow_tma=False, check_bounds=False)
         values = ct.load(v_pool, index=(page, 0), shape=(D, PAGE), allow_tma=False, check_bounds=False)
-        if INT8:
-            ks, vs = page_scales(k_scales, v_scales, page)
-            keys, values = widened(keys, q.dtype, INT8), widened(values, q.dtype, INT8)
         if PDL:
             ct.grid_dependency_control_wait()
-        a, b = _queries(q, h, g0, g1, c, sn, D, EPS, NORM)
-        scores = ct.mma(keys, _columns(a, b, q.dtype), ct.zeros((PAGE, COLUMNS), dtype=ct.float32))
-        if INT8:
-            scores = scores * ks
+        a, b = queries(q, h, g0, g1, c, sn, D, EPS, NORM)
+        scores = ct.mma(keys, columns(a, b, q.dtype), ct.zeros((PAGE, COLUMNS), dtype=ct.float32))
         at = s * PAGE + ct.arange(PAGE, dtype=ct.int32).reshape((PAGE, 1))
         scores = ct.where(at < pos, scores, NEVER)
         m = ct.max(scores, axis=0, keepdims=True)
         p = ct.where(at < pos, ct.exp2(scores - m), 0.0)  # a page of masked slots only would weigh 1 a slot
-        weights = p * vs if INT8 else p
-        acc = ct.mma(values, weights.astype(q.dtype), ct.zeros((D, COLUMNS), dtype=ct.float32))
-        _store_split(out, stats, h, s, acc, m, ct.sum(p, axis=0, keepdims=True), D)
+        acc = ct.mma(values, p.astype(q.dtype), ct.zeros((D, COLUMNS), dtype=ct.float32))
+        store_split(out, stats, h, s, acc, m, ct.sum(p, axis=0, keepdims=True), COLUMNS, D)
     else:
-        _new_token(
-            q, k, v, k_gain, k_pool, v_pool, k_scales, v_scales, table, out, stats, h, pos, g0, g1, c, sn, HKV, S, D,
-            EPS, NORM, INT8, PDL,
+        new_token(
+            q, k, v, k_gain, k_pool, v_pool, table, out, stats, h, pos, g0, g1, c, sn, HKV, S, D, EPS, NORM, PDL
         )  # fmt: skip
 
 
 @ct.kernel
 def attention_loop_kernel(
-    q, k, v, q_gain, k_gain, cos, sin, k_pool, v_pool, k_scales, v_scales, table, length, out, stats, HKV: Int, S: Int,
-    D: Int, EPS: Float, NORM: Bool, INT8: Int, PDL: Bool,
+    q, k, v, q_gain, k_gain, cos, sin, k_pool, v_pool, table, length, out, stats, HKV: Int, S: Int, D: Int, EPS: Float,
+    NORM: Bool, PDL: Bool,
 ):  # fmt: skip
     """Split s < S: its even share of the pages, one after the other, running soft-max. Split S: the new token.
 
@@ -228,8 +169,8 @@ def attention_loop_kernel(
         share = ct.cdiv(pages, S)
         if PDL:
             ct.grid_dependency_control_wait()
-        a, b = _queries(q, h, g0, g1, c, sn, D, EPS, NORM)
-        columns = _columns(a, b, q.dtype)
+        a, b = queries(q, h, g0, g1, c, sn, D, EPS, NORM)
+        side = columns(a, b, q.dtype)
         slot = ct.arange(PAGE, dtype=ct.int32).reshape((PAGE, 1))
         m = ct.full((1, COLUMNS), NEVER, dtype=ct.float32)
         l = ct.zeros((1, COLUMNS), dtype=ct.float32)
@@ -238,25 +179,18 @@ def attention_loop_kernel(
             page = ct.load(table, index=(i,), shape=(), check_bounds=False).item() * HKV + h
             keys = ct.load(k_pool, index=(page, 0), shape=(PAGE, D), check_bounds=False)
             values = ct.load(v_pool, index=(page, 0), shape=(D, PAGE), check_bounds=False)
-            if INT8:
-                ks, vs = page_scales(k_scales, v_scales, page)
-                keys, values = widened(keys, q.dtype, INT8), widened(values, q.dtype, INT8)
-            scores = ct.mma(keys, columns, ct.zeros((PAGE, COLUMNS), dtype=ct.float32))
-            if INT8:
-                scores = scores * ks
+            scores = ct.mma(keys, side, ct.zeros((PAGE, COLUMNS), dtype=ct.float32))
             scores = ct.where(slot + i * PAGE < pos, scores, NEVER)
             higher = ct.maximum(m, ct.max(scores, axis=0, keepdims=True))
             old = ct.exp2(m - higher)
             p = ct.exp2(scores - higher)
-            weights = p * vs if INT8 else p
-            acc = acc * old + ct.mma(values, weights.astype(q.dtype), ct.zeros((D, COLUMNS), dtype=ct.float32))
+            acc = acc * old + ct.mma(values, p.astype(q.dtype), ct.zeros((D, COLUMNS), dtype=ct.float32))
             l = l * old + ct.sum(p, axis=0, keepdims=True)
             m = higher
-        _store_split(out, stats, h, s, acc, m, l, D)
+        store_split(out, stats, h, s, acc, m, l, COLUMNS, D)
     else:
-        _new_token(
-            q, k, v, k_gain, k_pool, v_pool, k_scales, v_scales, table, out, stats, h, pos, g0, g1, c, sn, HKV, S, D,
-            EPS, NORM, INT8, PDL,
+        new_token(
+            q, k, v, k_gain, k_pool, v_pool, table, out, stats, h, pos, g0, g1, c, sn, HKV, S, D, EPS, NORM, PDL
         )  # fmt: skip
 
 
@@ -311,8 +245,8 @@ def attention_decode(
         context: the longest context that this launch (or the graph it is captured in) must serve.
         scales: of the keys and of the values where the pools are int8, float32 [pages · kv_heads, 64] each.
 
-    Under PDL, length, block_table and the pools are read before the wait: nothing earlier in the same graph may write
-    them, except this kernel for its own layer's pools.
+    Under PDL, length, block_table, the pools and their scales are read before the wait: nothing earlier in the same
+    graph may write them, except this kernel for its own layer's.
 
     Raises:
         ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernels read.
@@ -335,11 +269,14 @@ def attention_decode(
     q = qkv.reshape(-1)[: heads * head_dim].reshape(kv_heads, group, head_dim)
     k, v = (qkv.reshape(heads + 2 * kv_heads, head_dim)[heads + i * kv_heads :][:kv_heads] for i in (0, 1))
     gains = [optional_gain(op, g, c, head_dim, half) for g, c in ((q_gain, cos), (k_gain, sin))]
-    k_scales, v_scales = scales or (cos, sin)  # the latter never read
-    int8 = 0 if scales is None else THROUGH_FLOAT if config.through_float else 1
-    args = (q, k, v, *gains, cos, sin, k_pool, v_pool, k_scales, v_scales, block_table, length, parts, stats)
-    constants = (kv_heads, config.splits, head_dim, float(eps), q_gain is not None, int8, launcher.pdl)
+    args = (q, k, v, *gains, cos, sin, k_pool, v_pool, *(scales or ()), block_table, length, parts, stats)
     kernel = attention_page_kernel if config.form == "page" else attention_loop_kernel
+    digits: tuple[int, ...] = ()
+    if scales is not None:
+        kernel = attention_int8_kernel
+        width = 4 if group <= 4 and not config.apart else 8
+        digits = (config.form == "loop", config.pages, config.latency, width, config.apart)
+    constants = (kv_heads, config.splits, *digits, head_dim, float(eps), q_gain is not None, launcher.pdl)
     if config.occupancy is not None:
         kernel = with_hints(kernel, occupancy=config.occupancy)
     together = Together(launcher)
@@ -359,6 +296,8 @@ def _powers(count: int) -> tuple[int, int]:
 def _check_context(op: str, config: AttentionConfig, context: int, cos: Any, block_table: Any) -> None:
     if config.splits < 1 or sum(_powers(config.splits)) != config.splits:
         raise ValueError(f"{op}: {config.splits} splits, expected a power of two or the sum of two")
+    if not 1 <= config.pages <= MAX_PAGES:
+        raise ValueError(f"{op}: {config.pages} pages a step, expected 1 to {MAX_PAGES}, whose sums fit int32")
     if context < 1:
         raise ValueError(f"{op}: context is {context}, expected at least 1")
     if config.positions is not None and context > config.positions:
@@ -384,14 +323,14 @@ def _workspace(op: str, workspace: Any, config: AttentionConfig, heads: int, kv_
 
 
 def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
-    """One token in each context bucket, over a half-precision cache and an INT8 one."""
-    for scales in (None, scale_specs(model)):
-        _model_launches(launcher, model, dtype, scales)
+    """One token in each context bucket, over a half-precision cache."""
+    launch_each_bucket(model, dtype, None, launcher)
 
 
-def _model_launches(
-    launcher: Launcher, model: ModelShape, dtype: str, scales: tuple[ArraySpec, ArraySpec] | None
+def launch_each_bucket(
+    model: ModelShape, dtype: str, scales: tuple[ArraySpec, ArraySpec] | None, launcher: Launcher
 ) -> None:
+    """One token of a model of that shape in each context bucket; over an INT8 cache with scales."""
     gain = ArraySpec((1, model.head_dim), "float32") if model.qk_norm else None
     cos, sin = (ArraySpec((4096, model.head_dim // 2), "float32") for _ in range(2))
     k_pool, v_pool = pool_specs(model, dtype if scales is None else "int8")

@@ -31,6 +31,7 @@ FAMILIES: tuple[str, ...] = (
     "kernels.activation",
     "kernels.argmax",
     "kernels.attention_decode",
+    "kernels.attention_int8",
     "kernels.attention_prefill",
     "kernels.dequantise",
     "kernels.digit_slices",

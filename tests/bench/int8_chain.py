@@ -4,6 +4,7 @@
     python3 tests/bench/int8_chain.py --scan Qwen3-4B           # each product's tiles in the whole chain
     python3 tests/bench/int8_chain.py --carveouts Qwen3-4B      # the step under several shared-memory carve-outs
     python3 tests/bench/int8_chain.py --attention               # attention + merge, INT8 and BF16 keys and values
+    python3 tests/bench/int8_chain.py --attention --contexts 512 32768
 
 Needs what decode_chain.py needs. Weights are random bytes, every layer has its own. "Roofline" is the weights' bytes
 over the copy ceiling.
@@ -33,7 +34,7 @@ from kernels.linear_int8 import (
     linear_int8_xielu,
 )
 from kernels.shapes import MODELS, ModelShape
-from kernels.specs import RecordingLauncher
+from kernels.specs import ArraySpec, RecordingLauncher
 from tests.bench.decode_chain import (
     ARCH,
     BF16,
@@ -236,39 +237,73 @@ def carveouts(name: str) -> None:
         )
 
 
-def attention(ceiling: dict[str, float]) -> None:
-    """Attention and merge alone, 32 query and 8 key/value heads of 128."""
-    for context in (512, 1024, 2048, 4096, 8192, 32768):
-        for int8, item in ((False, 2 * 128), (True, 128 + 4)):
-            us = _attention_us(context, int8=int8)
-            share = 100 * 2 * context * 8 * item / us / 1e3 / ceiling["read"]
-            name = "INT8" if int8 else "BF16"
-            print(f"attention, {context:6d} positions, {name} {us:7.2f} us {share:5.1f} % of read ceiling", flush=True)
-            cp.get_default_memory_pool().free_all_blocks()
+def attention(ceiling: dict[str, float], contexts: list[int]) -> None:
+    """Attention and merge alone, 32 query and 8 KV heads of 128, by the driver's carve-out and by the largest."""
+    cases = [Attention(context, int8=int8) for context in contexts for int8 in (False, True)]
+    recorder = RecordingLauncher(ARCH, pdl=LAUNCHER.pdl)
+    for case in cases:
+        case.launch(recorder, *case.specs())
+    for result in compile_all(recorder.records, ARCH, workers=os.cpu_count() or 2):
+        if isinstance(result, CompileError):
+            print(str(result)[:200], flush=True)
+    for case in cases:
+        times = case.times()
+        share = 100 * case.nbytes / min(times) / 1e3 / ceiling["read"]
+        print(
+            f"attention, {case.context:6d} positions, {'INT8' if case.int8 else 'BF16'} "
+            f"{times[0]:7.2f} us, all shared memory {times[1]:7.2f} us, {share:5.1f} % of read ceiling",
+            flush=True,
+        )
+        cp.get_default_memory_pool().free_all_blocks()
 
 
-def _attention_us(context: int, *, int8: bool) -> float:
-    """Over enough layers to leave the L2, four rounds."""
-    heads, kv, d, pages = 32, 8, 128, context // 64
-    layers = max(2, min(32, 200_000_000 // (4 * context * kv * d) + 1))
-    table = cp.asarray(np.random.default_rng(0).permutation(-(-pages // 16) * 16) % pages, dtype=cp.int32)
-    cos, sin = rope_tables(context, d)
-    length, gain = cp.asarray([context], dtype=cp.int32), cp.ones((1, d), dtype=BF16)
-    qkv, out = noise(1, (heads + 2 * kv) * d, scale=1), cp.zeros((1, heads * d), dtype=BF16)
-    make = random_bytes if int8 else noise
-    pools = [(make(pages * kv * 64, d), make(pages * kv * d, 64)) for _ in range(layers)]
-    scales = tuple(cp.full((pages * kv, 64), 0.03, dtype=cp.float32) for _ in range(2)) if int8 else None
-    form = attention_config(ARCH, kv, context, int8=int8)
-    space = cp.zeros(workspace_floats(form, heads, kv, d), dtype=cp.float32)
+class Attention:
+    """Layers of attention and merge at one context, enough of them to leave the L2."""
 
-    def step() -> None:
-        for k_pool, v_pool in pools * 4:
-            attention_decode(
-                LAUNCHER, qkv, gain, gain, cos, sin, k_pool, v_pool, table, length, space, out, kv_heads=kv, head_dim=d,
-                context=context, scales=scales,
-            )  # fmt: skip
+    heads, kv, d = 32, 8, 128
 
-    return graph_us(step) / 4 / layers
+    def __init__(self, context: int, *, int8: bool) -> None:
+        self.context, self.int8, self.pages = context, int8, context // 64
+        self.nbytes = 2 * context * self.kv * (self.d + 4 if int8 else 2 * self.d)
+        self.layers = max(2, min(32, 200_000_000 // self.nbytes + 1))
+
+    def specs(self) -> tuple[list[ArraySpec], tuple[ArraySpec, ArraySpec] | None]:
+        """The arrays of a launch, and scales."""
+        rows, width = self.pages * self.kv, (self.heads + 2 * self.kv) * self.d
+        form = attention_config(ARCH, self.kv, self.context, int8=self.int8)
+        kind = "int8" if self.int8 else "bfloat16"
+        wanted = [
+            ((1, width), "bfloat16"), ((1, self.d), "float32"), ((1, self.d), "float32"),
+            ((self.context, self.d // 2), "float32"), ((self.context, self.d // 2), "float32"),
+            ((rows * 64, self.d), kind), ((rows * self.d, 64), kind), ((-(-self.pages // 16) * 16,), "int32"),
+            ((1,), "int32"), ((workspace_floats(form, self.heads, self.kv, self.d),), "float32"),
+            ((1, self.heads * self.d), "bfloat16"),
+        ]  # fmt: skip
+        scale = ArraySpec((rows, 64), "float32")
+        return [ArraySpec(*spec) for spec in wanted], (scale, scale) if self.int8 else None
+
+    def launch(self, go: Any, arrays: Any, scales: Any) -> None:
+        attention_decode(
+            go, *arrays, kv_heads=self.kv, head_dim=self.d, context=self.context, scales=scales
+        )  # fmt: skip
+
+    def times(self) -> list[float]:
+        """Microseconds a layer in four rounds over the layers."""
+        specs, scales = self.specs()
+        arrays = [cp.zeros(spec.shape, dtype=BF16 if spec.dtype == "bfloat16" else spec.dtype) for spec in specs]
+        arrays[0], arrays[1], arrays[2] = noise(1, specs[0].shape[1], scale=1), *(cp.ones((1, self.d), "f4"),) * 2
+        arrays[3:5] = rope_tables(self.context, self.d)
+        table = np.random.default_rng(0).permutation(specs[7].shape[0]) % self.pages
+        arrays[7], arrays[8] = cp.asarray(table, dtype=cp.int32), cp.asarray([self.context], dtype=cp.int32)
+        make = random_bytes if self.int8 else noise
+        pools = [[make(*spec.shape) for spec in specs[5:7]] for _ in range(self.layers)]
+        scales = tuple(cp.full(spec.shape, 0.03, dtype=cp.float32) for spec in scales or ()) or None
+
+        def step() -> None:
+            for pair in pools * 4:
+                self.launch(LAUNCHER, [*arrays[:5], *pair, *arrays[7:]], scales)
+
+        return [graph_us(step, carveout) / 4 / self.layers for carveout in (None, 100)]
 
 
 def main() -> None:
@@ -278,11 +313,12 @@ def main() -> None:
     parser.add_argument("--layers", type=int, help="of the model, in a scan; all without it")
     parser.add_argument("--carveouts", action="store_true")
     parser.add_argument("--attention", action="store_true")
+    parser.add_argument("--contexts", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192, 32768])
     args = parser.parse_args()
     ceiling = ceilings()
     print(f"{ARCH}: copy {ceiling['copy']:.0f} GB/s, read {ceiling['read']:.0f} GB/s", flush=True)
     if args.attention:
-        attention(ceiling)
+        attention(ceiling, args.contexts)
     for name in args.models:
         cp.get_default_memory_pool().free_all_blocks()
         if args.scan:

@@ -85,6 +85,16 @@ def test_context_buckets() -> None:
     assert attention_rule(32, 1024).form == "loop"
 
 
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("kv_heads", [1, 3, 8, 32])
+def test_an_int8_cache_has_the_same_graphs(arch: str, kv_heads: int) -> None:
+    """An engine's buckets do not ask what its cache is made of."""
+    for context in (*CONTEXTS, 1 << 30):
+        half, int8 = (attention_config(arch, kv_heads, context, int8=kind) for kind in (False, True))
+        assert (int8.form, int8.positions) == (half.form, half.positions)
+        assert int8.apart == (arch == "sm_100")  # elsewhere the columns of one product can be split
+
+
 def test_carveout_is_measured_or_left_to_the_driver() -> None:
     assert step_carveout("sm_90", 1024) == 14
     assert step_carveout("sm_90", 1000) is None

@@ -24,11 +24,10 @@ def dequantised(w: np.ndarray, scale: np.ndarray) -> np.ndarray:
 
 
 def quantised_rows(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """int8 [..., d] and float32 scales [...]: largest |x| / 127 for each row of d, half to even, 1 for zeros."""
+    """int8 [..., d] and float32 scales [...]: largest |x| / 127 for each row of d, half to even."""
     x = x.astype(np.float32)
-    scale = np.abs(x).max(-1) / np.float32(127)
-    scale = np.where(scale == 0, np.float32(1), scale)
-    return np.rint(x / scale[..., None]).astype(np.int8), scale
+    scale = np.maximum(np.abs(x).max(-1) / np.float32(127), np.float32(2**-100))
+    return np.rint(x * (np.float32(1) / scale)[..., None]).astype(np.int8), scale
 
 
 def pools_of_int8(

@@ -143,9 +143,8 @@ class NumpyBackend:
 
 def through_int8(x: Float32Array) -> Float32Array:
     """x [..., d] as INT8 with a float32 scale for each row of d keeps it: scale = largest |x| / 127, half to even."""
-    scale = np.abs(x).max(axis=-1, keepdims=True) / np.float32(127)
-    scale[scale == 0] = 1
-    return cast("Float32Array", np.rint(x / scale) * scale)
+    scale = np.maximum(np.abs(x).max(axis=-1, keepdims=True) / np.float32(127), np.float32(2**-100))
+    return cast("Float32Array", np.rint(x * (np.float32(1) / scale)) * scale)
 
 
 def _attend(q: Float32Array, keys: Float32Array, values: Float32Array, rows: int) -> Float32Array:

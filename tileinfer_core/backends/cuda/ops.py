@@ -90,9 +90,11 @@ def _slots(model: ModelDefinition, product: str, arch: str, columns: int) -> int
 
 
 def _attention_floats(s: LayerStructure, arch: str, context: int) -> int:
-    shape = (s.num_attention_heads, s.num_key_value_heads, s.head_dim)
-    steps = (attention_config(arch, s.num_key_value_heads, end) for end in bucket_ends(s, arch, context))
-    return max(workspace_floats(config, *shape) for config in steps)
+    """For a cache of either type."""
+    heads, kv_heads = s.num_attention_heads, s.num_key_value_heads
+    steps = [(end, int8) for end in bucket_ends(s, arch, context) for int8 in (False, True)]
+    found = (attention_config(arch, kv_heads, end, int8=int8) for end, int8 in steps)
+    return max(workspace_floats(config, heads, kv_heads, s.head_dim) for config in found)
 
 
 def configured(kind: type[Config], family: str, arch: str, **shape: int) -> Config:
