@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tileinfer_core.bench import BenchOptions
 from tileinfer_core.compiler_settings import compiler_timeout
 from tileinfer_core.config import ModelConfig
 from tileinfer_core.errors import BackendError, BackendUnavailableError, ModelNotFoundError, UsageError
@@ -172,7 +173,7 @@ def census_on_gpu(name: str, loaded: Loaded, step: Step, *, on_progress: OnProgr
     resources = _resources(launches, runner.device.arch, silent)
     copy, _ = runner.ceilings()
     rate = matrix_rate(runner.device) if step.kind == "prefill" else None
-    prepare(runner, step)
+    prepare(runner, step, BenchOptions().sampling)
     total = len(launches)
     timer = StepTimer(runner, step, lambda done: on_progress(ProgressEvent(_TASK, done, total, "kernels")))
     times = timer.time(launches)

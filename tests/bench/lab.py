@@ -77,22 +77,28 @@ def ahead(_out: Path) -> None:
 
 
 def census(out: Path) -> None:
-    from tileinfer_core import kernel_census
-
     for name, steps in STEPS.items():
         loaded = load(name)
         for kind, tokens, at in steps:
-            found = kernel_census.census_on_gpu(name, loaded, kernel_census.chosen_step(kind, tokens, at))
-            stem = out / f"census-{name}-{kind}-{at}"
-            stem.with_suffix(".json").write_text(json.dumps(found.as_dict()))
-            stem.with_suffix(".svg").write_text(kernel_census.picture(found))
-            total, parts = found.total_us or 0.0, found.sum_us or 0.0
-            say(f"{name} {kind} at {at}: {total:.1f} µs, sum {parts:.1f} ({100 * (parts / total - 1):+.1f} %), loop "
-                f"{found.loop_us:.1f}, copy {(found.copy_bytes_per_s or 0) / 1e9:.0f} GB/s")  # fmt: skip
-            for row in kernel_census.by_kind(found):
-                times = " ".join(f"{key} {row[key]:8.2f}" for key in ("time_us", "alone_us", "gap_us", "bound_us"))
-                print(f"  {row['launches']:3} {row['kernel']:32} {row['grid']!s:18} {times}", flush=True)
+            try:
+                one_census(out / f"census-{name}-{kind}-{at}", loaded, name, (kind, tokens, at))
+            except Exception:
+                traceback.print_exc()
         loaded.runner.close()
+
+
+def one_census(stem: Path, loaded: Any, name: str, step: tuple[str, int | None, int]) -> None:
+    from tileinfer_core import kernel_census
+
+    found = kernel_census.census_on_gpu(name, loaded, kernel_census.chosen_step(*step))
+    stem.with_name(stem.name + ".json").write_text(json.dumps(found.as_dict()))
+    stem.with_name(stem.name + ".svg").write_text(kernel_census.picture(found))
+    total, parts = found.total_us or 0.0, found.sum_us or 0.0
+    say(f"{stem.name}: {total:.1f} µs, sum {parts:.1f} ({100 * (parts / total - 1):+.1f} %), loop "
+        f"{found.loop_us:.1f}, copy {(found.copy_bytes_per_s or 0) / 1e9:.0f} GB/s")  # fmt: skip
+    for row in kernel_census.by_kind(found):
+        times = " ".join(f"{key} {row[key]:8.2f}" for key in ("time_us", "alone_us", "gap_us", "bound_us"))
+        print(f"  {row['launches']:3} {row['kernel']:32} {row['grid']!s:18} {times}", flush=True)
 
 
 def probes(out: Path) -> None:
@@ -100,7 +106,11 @@ def probes(out: Path) -> None:
 
     found = []
     for probe in kernel_probe.find_probes(()):
-        [result] = kernel_probe.run_probes([probe.name], kernel_tools.chosen_archs(()), workers=WORKERS)
+        try:
+            [result] = kernel_probe.run_probes([probe.name], kernel_tools.chosen_archs(()), workers=WORKERS)
+        except Exception:
+            traceback.print_exc()
+            continue
         found.append(result.as_dict())
         (out / "probes.json").write_text(json.dumps(found))
         say(f"{probe.name}: {probe.question}")

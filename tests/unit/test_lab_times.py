@@ -86,7 +86,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     )
     fake = ModuleType("cupy")
     names = {"cuda": cuda, "ndarray": np.ndarray, "empty": np.empty, "asarray": np.asarray, "asnumpy": np.array}
-    names |= {"ascontiguousarray": np.ascontiguousarray}
     names |= {"get_default_memory_pool": lambda: SimpleNamespace(free_all_blocks=lambda: None)}
     for name, value in names.items():
         setattr(fake, name, value)
@@ -130,13 +129,15 @@ def test_variants_are_timed_by_launch(clock: Clock, monkeypatch: pytest.MonkeyPa
     clock.cost = cost.__getitem__
     timer = times.ProbeTimer()
     monkeypatch.setattr(timer, "_poison", lambda array: array.fill(0))
+    monkeypatch.setattr(timer, "_copy", np.copyto)
     alone, two, small_chunks = timer.time(probe)
     assert (alone.error, two.error, small_chunks.error) == (None, None, None)
     repeats = int(times.GRAPH_US / (40.0 + OVERHEAD))
     assert alone.median == pytest.approx(40.0 + OVERHEAD / repeats)
-    assert (two.least, two.median, two.mean) == pytest.approx([5.0 + OVERHEAD / times.MOST_REPEATS] * 3)
+    repeats = int(times.GRAPH_US / (5.0 + OVERHEAD))
+    assert (two.least, two.median, two.mean) == pytest.approx([5.0 + OVERHEAD / repeats] * 3)
     assert (alone.bits, two.bits, small_chunks.bits) == (None, True, True)
-    assert two.launches == 2 * times.MOST_REPEATS * times.REPLAYS
+    assert two.launches == 2 * repeats * times.REPLAYS
     assert all(each.launch > 0 for each in (alone, two))
     assert set(told) == {(1, "sm_90", False)}
 
@@ -150,6 +151,7 @@ def test_a_variant_that_differs_is_an_error_not_a_time(clock: Clock, monkeypatch
     monkeypatch.setattr(times, "launch", lambda _k, _g, args, **_: args[1].fill(next(names)))
     timer = times.ProbeTimer()
     monkeypatch.setattr(timer, "_poison", lambda array: array.fill(np.nan))
+    monkeypatch.setattr(timer, "_copy", np.copyto)
     first, *others = timer.time(probe)
     assert first.error is None
     assert all("differs by" in str(each.error) and each.median == 0 for each in others)
@@ -195,3 +197,79 @@ def test_a_step_is_cut_into_what_each_launch_adds(clock: Clock, monkeypatch: pyt
     assert found.loop == pytest.approx(92.5 + OVERHEAD)
     assert seen == [1, 2, 3, 4, 5, 6]
     assert device.lengths > 6 * times.REPLAYS
+
+
+def test_a_variant_that_reads_its_output_finds_nothing_right_there(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chain reads what it writes: a launch that does nothing must not find the result of the variant before."""
+    times = module("probe_times")
+    [probe] = find(["dependent_launch"])
+    shrink(probe, monkeypatch)
+    interpreter = InterpreterLauncher("sm_90")
+    variants = itertools.count()
+
+    def launch(kernel: Any, grid: Any, args: Any, **_: Any) -> None:
+        if next(variants) < len(probe.variants(small=True)[0].steps):
+            interpreter(kernel, grid, args)
+
+    monkeypatch.setattr(times, "launch", launch)
+    monkeypatch.setattr(times, "GpuDevice", lambda: SimpleNamespace(arch="sm_90", name="a GPU"))
+    timer = times.ProbeTimer()
+    monkeypatch.setattr(timer, "_copy", np.copyto)
+    monkeypatch.setattr(timer, "_time", lambda variant, *_: times.Times(variant.name))
+    plain, *dependent = timer.time(probe)
+    assert plain.error is None
+    assert len(dependent) == 5
+    assert all("differs by" in str(each.error) for each in dependent)
+
+
+def test_a_launch_that_fails_while_capturing_leaves_the_stream_free(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = module("probe_times")
+    [probe] = find(["helpers"])
+    shrink(probe, monkeypatch)
+    interpreter = InterpreterLauncher("sm_90")
+
+    def launch(kernel: Any, grid: Any, args: Any, **_: Any) -> None:
+        if Stream.captured is None:
+            interpreter(kernel, grid, args)
+        elif kernel._pyfunc.__name__ == "one_helper":
+            raise RuntimeError("out of something")
+        else:
+            Stream.captured.append(kernel)
+
+    monkeypatch.setattr(times, "launch", launch)
+    monkeypatch.setattr(times, "GpuDevice", lambda: SimpleNamespace(arch="sm_90", name="a GPU"))
+    timer = times.ProbeTimer()
+    monkeypatch.setattr(timer, "_poison", lambda array: array.fill(np.nan))
+    monkeypatch.setattr(timer, "_copy", np.copyto)
+    errors = {each.variant: each.error for each in timer.time(probe)}
+    assert errors.pop("one helper") == "RuntimeError: out of something"
+    assert set(errors.values()) == {None}
+    assert Stream.captured is None
+
+
+def test_a_loop_of_steps_ends_where_the_step_s_graph_does(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every whole step makes the sequence longer; a graph is for no longer one, and there are no pages past it."""
+    times = module("census_times")
+    monkeypatch.setattr(times, "label", lambda launch: launch)
+    device = FakeDevice(clock)
+    lengths: list[int] = []
+    monkeypatch.setattr(device, "copy_in", lambda _target, source: lengths.append(int(source[0])))
+    runner = SimpleNamespace(device=device, carveout=None, buffers={"length": None})
+    times.StepTimer(runner, Step("decode", 1, 512)).time(["embed", "head"])
+    assert lengths[-1] + times.WHOLE_REPLAYS - 1 == max(lengths) == 512
+
+
+def test_the_sampler_of_a_census_has_settings(clock: Clock) -> None:
+    times = module("census_times")
+    told: list[Any] = []
+    cache = SimpleNamespace(reserve=told.append, block_table=[1])
+    runner = SimpleNamespace(
+        device=FakeDevice(clock), buffers={"start": None, "length": None}, new_cache=lambda _n: cache
+    )
+    runner.show_pages = runner.show_sampling = told.append
+    times.prepare(runner, Step("decode", 1, 512), "settings")
+    assert told == ["settings", 512, [1]]

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tileinfer_core.backends.cuda.census_steps import Step
     from tileinfer_core.backends.cuda.gpu import GpuDevice
     from tileinfer_core.backends.cuda.runner import CudaRunner
+    from tileinfer_core.sampling import SamplingParams
 
 WARMUP, REPLAYS, WHOLE_REPLAYS = 2, 15, 41
 FLUSH_BYTES = 256 << 20
@@ -51,8 +52,10 @@ class StepTimes:
     overhead: float
 
 
-def prepare(runner: CudaRunner, step: Step) -> None:
-    """Pages of its own for every position, so that keys and values come from where an answer's would."""
+def prepare(runner: CudaRunner, step: Step, sampling: SamplingParams) -> None:
+    """Pages of its own for every position, so that keys and values come from where an answer's would, and settings of
+    the sampler, whose work depends on them."""
+    runner.show_sampling(sampling)
     cache = runner.new_cache(step.context)
     cache.reserve(step.context)
     runner.show_pages(cache.block_table)
@@ -60,9 +63,9 @@ def prepare(runner: CudaRunner, step: Step) -> None:
     _set_length(runner, step)
 
 
-def _set_length(runner: CudaRunner, step: Step) -> None:
-    """Each whole step adds one."""
-    runner.device.copy_in(runner.buffers["length"], np.full(1, step.context, np.int32))
+def _set_length(runner: CudaRunner, step: Step, before: int = 0) -> None:
+    """Each whole step adds one. `before`: how many are to come until the step's own context is reached."""
+    runner.device.copy_in(runner.buffers["length"], np.full(1, max(step.context - before, step.tokens), np.int32))
 
 
 class StepTimer:
@@ -123,11 +126,12 @@ class StepTimer:
         return tuple(found[label(launch)] for launch in launches)
 
     def _loop(self, launches: Sequence[Recorded]) -> float:
+        """The sequence grows up to the step's context, not past it: the graph and the pages are for no more."""
         graph = self._device.record(launches, self._carveout)
         _set_length(self._runner, self._step)
         start, stop = cupy.cuda.Event(), cupy.cuda.Event()
         graph.launch()
-        _set_length(self._runner, self._step)
+        _set_length(self._runner, self._step, before=WHOLE_REPLAYS - 1)
         start.record(self._stream)
         for _ in range(WHOLE_REPLAYS):
             graph.launch()

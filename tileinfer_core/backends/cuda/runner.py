@@ -94,6 +94,10 @@ class CudaRunner:
         """Put a sequence's pages where the steps look for them, without running any."""
         self._table.update(block_table)
 
+    def show_sampling(self, params: SamplingParams) -> None:
+        """Put the sampler's settings where the steps look for them, as for a first token, without running any."""
+        self._sampling.begin(params, None, (), 0)
+
     # -- prefill
 
     def prefill(self, cache: KvCache, token_ids: Sequence[int]) -> None:
