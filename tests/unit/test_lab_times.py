@@ -124,7 +124,7 @@ def test_variants_are_timed_by_launch(clock: Clock, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(times, "launch", launch)
     monkeypatch.setattr(times, "GpuDevice", lambda: SimpleNamespace(arch="sm_90", name="a GPU"))
-    monkeypatch.setattr(times, "HOST_LAUNCHES", 1)
+    monkeypatch.setattr(times, "HOST_ROUNDS", 1)
     cost = {"one_block": 40.0, "chunk_winners": 3.0, "winners_of_winners": 2.0}
     clock.cost = cost.__getitem__
     timer = times.ProbeTimer()
@@ -180,23 +180,47 @@ class FakeDevice:
         return SimpleNamespace(launch=lambda: self.clock.replay(list(launches)))
 
 
-def test_a_step_is_cut_into_what_each_launch_adds(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def stepped(clock: Clock, monkeypatch: pytest.MonkeyPatch, layers: int) -> tuple[Any, FakeDevice, list[str]]:
+    """A step of so many layers, whose kernels take what is said of them; "down" grows with the layer."""
     times = module("census_times")
     monkeypatch.setattr(times, "label", lambda launch: launch.split()[0])
+    monkeypatch.setattr(times, "moved_bytes", lambda launch, _step: 20 << 20 if "down" in launch else 1 << 20)
     device = FakeDevice(clock)
-    cost = {"embed": 1.5, "qkv 0": 4.0, "qkv 1": 4.0, "down 0": 6.0, "down 1": 7.0, "head": 70.0}
-    clock.cost = cost.__getitem__
-    launches = ["embed", "qkv 0", "down 0", "qkv 1", "down 1", "head"]
+    cost = {"embed": 1.5, "qkv": 4.0, "down": 6.0, "head": 70.0}
+    clock.cost = lambda launch: cost[launch.split()[0]] + (int(launch.split()[1]) if "down" in launch else 0)
+    body = [f"{name} {layer}" for layer in range(layers) for name in ("qkv", "down")]
+    return times, device, ["embed", *body, "head"]
+
+
+@pytest.mark.parametrize("layers", [2, 40])
+def test_a_step_is_cut_into_what_each_launch_adds(clock: Clock, monkeypatch: pytest.MonkeyPatch, layers: int) -> None:
+    times, device, launches = stepped(clock, monkeypatch, layers)
     runner = SimpleNamespace(device=device, carveout=None, buffers={"length": None})
     seen: list[int] = []
     found = times.StepTimer(runner, Step("decode", 1, 512), seen.append).time(launches)
     assert found.overhead == pytest.approx(OVERHEAD)
-    assert found.added == pytest.approx([cost[launch] for launch in launches])
-    assert sum(found.added) == pytest.approx(found.whole) == pytest.approx(92.5)
-    assert found.alone == pytest.approx([1.5, 4.0, 7.0, 4.0, 7.0, 70.0])  # the first of a chain sets the start
-    assert found.loop == pytest.approx(92.5 + OVERHEAD)
-    assert seen == [1, 2, 3, 4, 5, 6]
-    assert device.lengths > 6 * times.REPLAYS
+    wanted = [clock.cost(launch) for launch in launches]
+    assert found.added == pytest.approx(wanted)
+    assert sum(found.added) == pytest.approx(found.whole) == pytest.approx(sum(wanted))
+    down = sum(wanted[4:-1:2]) / (layers - 1)  # the first of a chain sets the start
+    assert found.alone == pytest.approx([1.5, *[4.0, down] * layers, 70.0])
+    assert found.loop == pytest.approx(sum(wanted) + OVERHEAD)
+    assert seen == [*range(12, len(launches), 12), len(launches)]
+    assert device.lengths > len(launches) * times.REPLAYS
+
+
+def test_a_cut_graph_begins_far_enough_before_its_launches(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice the L2 of weights, or the step's beginning."""
+    times, device, launches = stepped(clock, monkeypatch, 40)
+    runner = SimpleNamespace(device=device, carveout=None, buffers={"length": None})
+    windows = list(times.StepTimer(runner, Step("decode", 1, 512))._windows(launches))
+    assert [first for _, first, _ in windows] == list(range(0, 82, 12))
+    assert [stop for _, _, stop in windows] == [*range(12, 82, 12), 82]
+    for begin, first, _ in windows:
+        moved = sum(times.moved_bytes(launch, None) for launch in launches[begin:first])
+        assert begin == 0 or moved >= times.WINDOW_BYTES
+        assert moved < times.WINDOW_BYTES + (21 << 20)
+    assert windows[-1][0] > 40
 
 
 def test_a_variant_that_reads_its_output_finds_nothing_right_there(
@@ -207,10 +231,9 @@ def test_a_variant_that_reads_its_output_finds_nothing_right_there(
     [probe] = find(["dependent_launch"])
     shrink(probe, monkeypatch)
     interpreter = InterpreterLauncher("sm_90")
-    variants = itertools.count()
 
     def launch(kernel: Any, grid: Any, args: Any, **_: Any) -> None:
-        if next(variants) < len(probe.variants(small=True)[0].steps):
+        if args[-1] == probe.module.NO_PDL:
             interpreter(kernel, grid, args)
 
     monkeypatch.setattr(times, "launch", launch)
@@ -218,10 +241,10 @@ def test_a_variant_that_reads_its_output_finds_nothing_right_there(
     timer = times.ProbeTimer()
     monkeypatch.setattr(timer, "_copy", np.copyto)
     monkeypatch.setattr(timer, "_time", lambda variant, *_: times.Times(variant.name))
-    plain, *dependent = timer.time(probe)
-    assert plain.error is None
-    assert len(dependent) == 5
-    assert all("differs by" in str(each.error) for each in dependent)
+    found = {each.variant: each.error for each in timer.time(probe)}
+    assert {found.pop(f"{size}: plain launches") for size in ("4,096", "1,024")} == {None}
+    assert len(found) == 10
+    assert all("differs by" in str(error) for error in found.values())
 
 
 def test_a_launch_that_fails_while_capturing_leaves_the_stream_free(
@@ -255,6 +278,7 @@ def test_a_loop_of_steps_ends_where_the_step_s_graph_does(clock: Clock, monkeypa
     """Every whole step makes the sequence longer; a graph is for no longer one, and there are no pages past it."""
     times = module("census_times")
     monkeypatch.setattr(times, "label", lambda launch: launch)
+    monkeypatch.setattr(times, "moved_bytes", lambda *_: 1)
     device = FakeDevice(clock)
     lengths: list[int] = []
     monkeypatch.setattr(device, "copy_in", lambda _target, source: lengths.append(int(source[0])))

@@ -31,7 +31,7 @@ WARMUP = 5
 REPLAYS = 40
 GRAPH_US = 300.0  # a graph repeats its launches up to this long, so that the events around it weigh little
 MOST_REPEATS = 100
-HOST_LAUNCHES = 200
+HOST_LAUNCHES, HOST_ROUNDS = 20, 25
 # of the comparison, the launch, the compiler, and the device later; CuPy's are RuntimeErrors
 FAILURES = (ProbeError, RuntimeError, ValueError, TypeError, LaunchError, BackendError)
 
@@ -167,20 +167,23 @@ class ProbeTimer:
         return self._stream.end_capture()
 
     def _host(self, variant: Variant, arrays: dict[str, Any]) -> float:
-        """Microseconds of Python's and the driver's work for one launch; the queue never fills."""
+        """Microseconds of Python's and the driver's work for one launch: the median of rounds, each of which finds an
+        empty queue. A mean over all has other processes' moments in it."""
         records = variant.record(arrays)
         calls = [(record.kernel, (*record.grid,), record.args, bool(record.pdl)) for record in records]
-        rounds = max(1, HOST_LAUNCHES // len(calls))
+        repeats = max(1, HOST_LAUNCHES // len(calls))
+        spent = []
+        for _ in range(HOST_ROUNDS):
+            with device_errors():
+                self._stream.synchronize()
+            start = time.perf_counter()
+            for _ in range(repeats):
+                for kernel, (x, y, z), args, dependent in calls:
+                    launch(kernel, (x, y, z), args, stream=self._stream.ptr, arch=self.arch, dependent=dependent)
+            spent.append(time.perf_counter() - start)
         with device_errors():
             self._stream.synchronize()
-        start = time.perf_counter()
-        for _ in range(rounds):
-            for kernel, (x, y, z), args, dependent in calls:
-                launch(kernel, (x, y, z), args, stream=self._stream.ptr, arch=self.arch, dependent=dependent)
-        spent = time.perf_counter() - start
-        with device_errors():
-            self._stream.synchronize()
-        return spent * 1e6 / rounds / len(calls)
+        return statistics.median(spent) * 1e6 / repeats / len(calls)
 
     def _arrays(self, probe: Probe) -> dict[str, Any]:
         made: dict[str, Any] = {}
