@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cutile_cache._cache import MetadataV1, cache_key, cache_lookup, cache_store
 
-from kernels.cache import UnreadableCacheError, cache_dir, compiler_version, size_limit, trim
+from kernels.cache import UnreadableCacheError, cache_dir, compiler_version, forget, size_limit, trim
 from kernels.cubin import Resources, resources
 from kernels.cubin_store import CubinStore
 from kernels.processes import end_tree
@@ -91,7 +91,7 @@ class Compiled:
     """One kernel for one target.
 
     `record` is what was compiled; `cached` is True where tileiras did not have to run; `uses_mma` whether the Tile IR
-    has a matrix product.
+    has a matrix product. `unkept` says why it could not be put into the store, where it could not.
     """
 
     record: Recorded
@@ -102,6 +102,7 @@ class Compiled:
     uses_mma: bool
     resources: Resources
     cubin_bytes: int
+    unkept: str | None = None
 
     @property
     def kernel(self) -> str:
@@ -226,6 +227,19 @@ def _compile(
     return _compile_with_code(record, arch, folder, **options)[0]
 
 
+def _looked_up(folder: Path, key: str) -> bytes | None:
+    """What cuda-tile's cache has; an entry that is no cubin is taken out, for another would not replace it."""
+    cubin = cache_lookup(str(folder), key)
+    if cubin is None:
+        return None
+    try:
+        resources(cubin, disassemble=False)
+    except (ValueError, TypeError):
+        forget(folder, key)
+        return None
+    return cubin
+
+
 def _compile_with_code(
     record: Recorded,
     arch: str,
@@ -241,7 +255,7 @@ def _compile_with_code(
     job = _job(record, arch)
     _unless(cancelled, record, arch)
     store = CubinStore.beside_cache(arch)
-    cubin = None if folder is None else cache_lookup(str(folder), job.key)
+    cubin = None if folder is None else _looked_up(folder, job.key)
     cached = cubin is not None
     try:
         if cubin is None:
@@ -254,12 +268,13 @@ def _compile_with_code(
                     compilation_time_seconds=time.perf_counter() - start,
                 )
                 cache_store(str(folder), job.key, cubin, metadata.to_dict())
-        store.keep(record.kernel, job.symbol, cubin)
+        refused = store.keep(record.kernel, job.symbol, cubin)
         found = _resources(job, cubin, disassemble)
     except Exception as error:
         raise _explain(record, arch, error) from error
     seconds = time.perf_counter() - start
-    compiled = Compiled(record, arch, job.symbol, seconds, cached, job.uses_mma, found, len(cubin))
+    unkept = None if refused is None else refused.strerror or str(refused)
+    compiled = Compiled(record, arch, job.symbol, seconds, cached, job.uses_mma, found, len(cubin), unkept)
     return compiled, job.bytecode, cubin
 
 

@@ -112,19 +112,14 @@ def resources(cubin: bytes, *, disassemble: bool = True) -> Resources:
     """Read one kernel's cubin. nvdisasm takes a quarter of a second: `disassemble=False` leaves the instructions None.
 
     Raises:
-        ValueError: not an ELF file, or one without kernel information.
+        ValueError: not an ELF file, a damaged one, or one without kernel information.
     """
     if cubin[:4] != b"\x7fELF":
         raise ValueError(f"a cubin starts with an ELF header, this file with {cubin[:4]!r}")
-    found: dict[str, int] = dict.fromkeys(("registers", "stack", "threads", "parameters", "parameter_bytes"), 0)
-    shared = 0
-    for name, start, size in _sections(cubin):
-        if name.startswith(".nv.shared.") and not name.startswith(".nv.shared.reserved"):
-            shared = max(shared, size)
-        if name != ".nv.info" and not name.startswith(".nv.info."):
-            continue
-        for attribute, values in _attributes(cubin[start : start + size]):
-            _note(found, attribute, values, of_file=name == ".nv.info")
+    try:
+        found, shared = _needs(cubin)
+    except (struct.error, OverflowError, IndexError) as error:
+        raise ValueError(f"the cubin is damaged: {error}") from error
     if not found["registers"]:
         raise ValueError("the cubin holds no kernel")
     return Resources(
@@ -136,6 +131,20 @@ def resources(cubin: bytes, *, disassemble: bool = True) -> Resources:
         found["parameters"],
         found["parameter_bytes"],
     )
+
+
+def _needs(cubin: bytes) -> tuple[dict[str, int], int]:
+    """What .nv.info says, and the bytes of shared memory."""
+    found: dict[str, int] = dict.fromkeys(("registers", "stack", "threads", "parameters", "parameter_bytes"), 0)
+    shared = 0
+    for name, start, size in _sections(cubin):
+        if name.startswith(".nv.shared.") and not name.startswith(".nv.shared.reserved"):
+            shared = max(shared, size)
+        if name != ".nv.info" and not name.startswith(".nv.info."):
+            continue
+        for attribute, values in _attributes(cubin[start : start + size]):
+            _note(found, attribute, values, of_file=name == ".nv.info")
+    return found, shared
 
 
 def _note(found: dict[str, int], attribute: int, values: tuple[int, ...], *, of_file: bool) -> None:

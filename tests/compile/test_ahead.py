@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sqlite3
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -24,7 +26,7 @@ from tileinfer_core import kernel_tools
 from tileinfer_core.backends.cuda import load
 from tileinfer_core.backends.cuda.interpreted import InterpretedDevice
 from tileinfer_core.config import ModelConfig
-from tileinfer_core.errors import CompilerTimeoutError
+from tileinfer_core.errors import CompilerTimeoutError, DiskError
 from tileinfer_core.models.define import define_from_files
 from tileinfer_core.progress import silent
 from tileinfer_core.weights import WeightFiles
@@ -89,6 +91,66 @@ def test_the_size_limit_holds_for_what_is_compiled_ahead(own_cache: Path, monkey
     assert len(found) == 2 or {entry.symbol for entry in found[:2]} == {copy_record(1000).signature().symbol}
 
 
+@pytest.mark.parametrize("blob", [b"", b"no cubin", b"\x7fELF" + b"\xff" * 200, "text"])
+def test_a_damaged_entry_of_the_compiler_s_cache_is_made_again(own_cache: Path, blob: Any) -> None:
+    assert not compile_one(copy_record(), "sm_90", disassemble="never").cached
+    with sqlite3.connect(own_cache / "cache.db") as connection:
+        connection.execute("UPDATE cache SET blob = ?", (blob,))
+    connection.close()
+    again = compile_one(copy_record(), "sm_90", disassemble="never")
+    assert not again.cached
+    assert again.resources.registers > 0
+    assert compile_one(copy_record(), "sm_90", disassemble="never").cached
+
+
+def norms(monkeypatch: pytest.MonkeyPatch) -> list[kernel_tools.CompiledKernel]:
+    """A model of a few norms, compiled as the command does."""
+    model = ("x", next(iter(kernel_tools.MODELS.values())), "float16")
+    wanted = list(kernel_tools.catalogue.entries("sm_90", models=[model], families=["kernels.norm"]))
+    monkeypatch.setattr(kernel_tools.catalogue, "entries", lambda *_, **__: wanted)
+    return list(kernel_tools.compile_kernels(["sm_90"], [model], workers=1))
+
+
+def test_what_can_not_be_kept_is_an_error_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its only purpose is that the next start finds something."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("CUDA_TILE_CACHE_DIR", str(tmp_path / "file"))
+    results = norms(monkeypatch)
+    error = kernel_tools.failure(results)
+    assert isinstance(error, DiskError)
+    count = len(results)
+    assert str(error) == f"{count} of {count} compiled kernels are not kept in {tmp_path / 'file'}: Not a directory"
+    assert error.hint == "--cache-dir names another folder"
+
+
+def test_a_limit_that_holds_no_model_is_an_error_of_the_command(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_TILE_CACHE_SIZE", "1")
+    results = norms(monkeypatch)
+    error = kernel_tools.failure(results)
+    assert isinstance(error, DiskError)
+    assert str(error).endswith(f"not kept in {own_cache}: the limit of 1 bytes is too small")
+    assert error.hint == "--cache-size-bytes sets it"
+    monkeypatch.setenv("CUDA_TILE_CACHE_SIZE", str(1 << 30))
+    kept = norms(monkeypatch)
+    assert kernel_tools.failure(kept) is None
+    assert all(result.path is not None and Path(result.path).is_file() for result in kept)
+    monkeypatch.setenv("CUDA_TILE_CACHE_DIR", "off")
+    assert {result.path for result in norms(monkeypatch)} == {None}
+
+
+def test_two_processes_at_once_fill_one_cache(own_cache: Path) -> None:
+    program = "from tests.compile.test_ahead import *; assert not [e for e in compile_all([copy_record(n) for n in "
+    program += "(1024, 1000, 1)], 'sm_90') if isinstance(e, Exception)]"
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    runs = [subprocess.Popen([sys.executable, "-c", program], env=environ) for _ in range(2)]
+    assert [run.wait(timeout=120) for run in runs] == [0, 0]
+    assert sorted(entry.store for entry in entries(own_cache)) == ["cuda-tile"] * 3 + ["tileinfer"] * 3
+    assert list((own_cache / "tileinfer").glob(".*")) == []
+    assert all(each.cached for each in compile_all([copy_record(1000), copy_record(1)], "sm_90"))
+
+
 def test_a_time_out_is_an_error_of_its_own(own_cache: Path) -> None:
     with pytest.raises(CompileTimeoutError, match=r"copy_kernel for sm_90: .*its timeout of 0.01 s"):
         compile_one(copy_record(), "sm_90", timeout=0.01, disassemble="never")
@@ -115,11 +177,7 @@ def test_a_time_out_ends_the_compiler_and_what_it_runs(tmp_path: Path, monkeypat
 
 def test_a_time_out_as_the_command_reports_it(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_TILE_COMPILER_TIMEOUT_SEC", "0.01")
-    model = ("x", next(iter(kernel_tools.MODELS.values())), "float16")
-    norms = list(kernel_tools.catalogue.entries("sm_90", models=[model], families=["kernels.norm"]))
-    monkeypatch.setattr(kernel_tools.catalogue, "entries", lambda *_, **__: norms)
-    results = list(kernel_tools.compile_kernels(["sm_90"], [model], workers=1))
-    error = kernel_tools.failure(results)
+    error = kernel_tools.failure(norms(monkeypatch))
     assert isinstance(error, CompilerTimeoutError)
     assert error.exit_code == 8
     assert str(error).startswith("the compiler took longer than 0.01 s over rms_norm_kernel for sm_90, and was ended")

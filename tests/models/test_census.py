@@ -82,6 +82,8 @@ def test_recording_notes_rows_only_for_the_census(store):
 
 
 class NoWarmup:
+    unkept = None
+
     def __init__(self, *_): ...
     def start(self): ...
     def finish(self, _on_progress):

@@ -43,11 +43,9 @@ def sizes(small):
 
 
 def arrays(small):
-    found = {}
-    for name, (count, n) in sizes(small).items():
-        found[f"w {name}"] = ((count * n, n), "bfloat16", ("normal", n**-0.5))
-        found[f"x {name}"] = (((count + 1) * n,), "bfloat16", ("normal", 1.0))
-    return found
+    chains = sizes(small).items()
+    weights = {f"w {name}": ((count * n, n), "bfloat16", ("normal", n**-0.5)) for name, (count, n) in chains}
+    return weights | {f"x {name}": (((count + 1) * n,), "bfloat16", ("normal", 1.0)) for name, (count, n) in chains}
 
 
 def variants(small):

@@ -195,6 +195,10 @@ class CudaRunner:
                 "`tileinfer kernels explain` says what makes a kernel distinct"
             )
 
+    def warn(self, text: str) -> None:
+        """To be told with the next answer."""
+        self._warnings.append(text)
+
     def take_warnings(self) -> tuple[str, ...]:
         found = tuple(self._warnings)
         self._warnings.clear()
