@@ -125,10 +125,12 @@ def config_of(reference: str, store: Store) -> tuple[str, ModelConfig]:
 
 
 def config_dict(shape: ModelShape) -> dict[str, Any]:
-    """As a config.json of that shape would have it."""
+    """As a config.json of that shape would have it: of a family that has its activation, norms and biases."""
+    xielu = shape.activation == "xielu"
+    family = "apertus" if xielu else "qwen3" if shape.qk_norm else "qwen2" if shape.qkv_bias else "llama"
     return {
-        "model_type": "qwen3" if shape.qk_norm else "llama",
-        "hidden_act": "silu",
+        "model_type": family,
+        "hidden_act": "xielu" if xielu else "silu",
         "hidden_size": shape.hidden,
         "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.heads,
@@ -139,6 +141,7 @@ def config_dict(shape: ModelShape) -> dict[str, Any]:
         "rms_norm_eps": shape.eps,
         "max_position_embeddings": 40960,
         "rope_theta": 1e6,
+        "rope_scaling": {"rope_type": "default"},
         "bos_token_id": 0,
         "eos_token_id": 1,
         "tie_word_embeddings": True,

@@ -155,7 +155,7 @@ def changed(base: Recorded, text: str) -> Recorded:
             known = ", ".join([*names, *HINTS])
             raise LaunchTextError(f"{part.strip()!r} is no argument of {base.name}; known: {known}")
         if name in HINTS and name not in names:
-            hints[name] = int(value)
+            hints[name] = _whole(name, value.strip())
         else:
             args[names.index(name)] = _argument(name, value.strip(), args[names.index(name)])
     kernel = with_hints(base.kernel, **hints) if hints else base.kernel
@@ -179,7 +179,16 @@ def _argument(name: str, text: str, before: Any) -> Any:
     words = {"true": True, "false": False}
     if text.lower() in words:
         return words[text.lower()]
+    if not isinstance(before, float):
+        return _whole(name, text)
     try:
-        return type(before)(float(text)) if isinstance(before, float) else int(text)
+        return float(text)
     except ValueError:
         raise LaunchTextError(f"{name} is a number, found {text!r}") from None
+
+
+def _whole(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise LaunchTextError(f"{name} is a whole number, found {text!r}") from None

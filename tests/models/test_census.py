@@ -23,6 +23,7 @@ from tileinfer_core.config import ModelConfig
 from tileinfer_core.errors import BackendUnavailableError, ModelNotFoundError, UsageError
 from tileinfer_core.kernel_census import Census, by_kind, chosen_step, config_of, picture
 from tileinfer_core.kernel_timeline import layers
+from tileinfer_core.kernel_tools import shape_of
 from tileinfer_core.models.define import define_from_files, define_model
 from tileinfer_core.progress import silent
 from tileinfer_core.settings import Settings
@@ -205,6 +206,11 @@ def test_means_of_a_kind(census: Census):
     assert kinds[0]["share"] == 0.5
     hidden = by_kind(timed(census, added=-0.3))
     assert all(kind["share"] is None and kind["gb_s"] is None for kind in hidden)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_shape_s_name_stands_for_its_shape(name: str, store):
+    assert shape_of(config_of(name, store)[1]) == MODELS[name]
 
 
 @pytest.mark.parametrize(
