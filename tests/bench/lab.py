@@ -1,4 +1,4 @@
-"""Everything of the lab that needs a GPU, in one run: `python -m tests.bench.lab OUT [PART...]`. Two minutes on an H200.
+"""Everything of the lab that needs a GPU, in one run: `python -m tests.bench.lab OUT [PART...]`. Two minutes (H200).
 
     ahead    kernels compiled ahead into an empty cache, then a model loaded: compilations and new entries must be 0
     census   decode, verify and prefill steps of Qwen3-0.6B and decode and verify of 4B, on noise

@@ -5,11 +5,11 @@ What a GPU really takes is for a GPU; here a graph takes a fixed overhead and so
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import itertools
 import sys
 from types import ModuleType, SimpleNamespace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pytest
@@ -17,8 +17,12 @@ import pytest
 pytest.importorskip("cuda.tile")
 
 from kernels.interpreter import InterpreterLauncher
+from kernels.lab.code import report
 from kernels.lab.probe import find
 from tileinfer_core.backends.cuda.census_steps import Step
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 OVERHEAD = 7.5  # µs of a graph before its first launch
 MODULES = ("gpu", "probe_times", "census_times")
@@ -297,3 +301,37 @@ def test_the_sampler_of_a_census_has_settings(clock: Clock) -> None:
     runner.show_pages = runner.show_sampling = told.append
     times.prepare(runner, Step("decode", 1, 512), "settings")
     assert told == ["settings", 512, [1]]
+
+
+@pytest.mark.parametrize("name", ["helpers", "padding", "dependent_launch", "reduced_axis_first", "language", "shapes"])
+def test_a_bug_report_runs_by_itself(
+    name: str, clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The saved file, with nothing of this project: each variant is held against the first, and timed."""
+    [probe] = find([name])
+    told: list[bool] = []
+
+    def launch(_stream: int, grid: Any, kernel: Any, args: Any, *, programmatic_dependent_launch: bool) -> None:
+        told.append(programmatic_dependent_launch)
+        if Stream.captured is None:
+            InterpreterLauncher("sm_90", pdl=programmatic_dependent_launch)(kernel, grid, args)
+        else:
+            Stream.captured.append(kernel)
+
+    monkeypatch.setattr("cuda.tile.launch", launch)
+    (tmp_path / "report.py").write_text(report(probe), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("report", tmp_path / "report.py")
+    assert spec is not None
+    assert spec.loader is not None
+    saved = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(saved)
+    small_arrays, small_variants = saved.arrays(True), saved.variants(True)
+    monkeypatch.setattr(saved, "arrays", lambda _small: small_arrays)
+    monkeypatch.setattr(saved, "variants", lambda _small: small_variants)
+    saved.main("")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:60].strip() for line in lines] == list(small_variants)
+    assert all(float(line.rpartition(" ")[2]) < 0.05 for line in lines)
+    assert set(told) == {about.get("pdl", False) for about in small_variants.values()}
+    saved.main(list(small_variants)[-1])
+    assert len(capsys.readouterr().out.splitlines()) == 1
