@@ -123,6 +123,8 @@ def _asked(text: str, wanted: list[Entry], known: list[explain.Specialisation], 
     try:
         record = explain.changed(wanted[0].record, text)
         special = explain.specialisation(record)
+        if (refusal := explain.refused(record)) is not None:
+            raise explain.LaunchTextError(refusal)
     except (explain.LaunchTextError, TypeError, ValueError) as error:
         raise UsageError(f"--launch {text!r}: {error}") from None
     nearest = explain.nearest(special, known)
