@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from cutile_cache._cache import MetadataV1, cache_key, cache_lookup, cache_store
 
 from kernels.cache import UnreadableCacheError, cache_dir, compiler_version, forget, size_limit, trim
-from kernels.cubin import Resources, resources
+from kernels.cubin import TENSOR_CORE, Resources, resources
 from kernels.cubin_store import CubinStore
 from kernels.processes import end_tree
 from kernels.specs import ArraySpec, Recorded, RecordingLauncher
@@ -201,9 +201,10 @@ def _run_tileiras(args: list[str], flags: list[str], timeout: float | None) -> N
         raise TileCompilerExecutionError(process.returncode, message, where, " ".join(flags), version)
 
 
-def _resources(job: _Job, cubin: bytes, disassemble: Disassemble) -> Resources:
+def _resources(uses_mma: bool, cubin: bytes, disassemble: Disassemble) -> Resources:
+    """ "needed" is a matrix product in which no tensor-core instruction is known by its opcode."""
     found = resources(cubin, disassemble=disassemble == "always")
-    if disassemble == "needed" and (job.uses_mma or found.stack_bytes):
+    if disassemble == "needed" and uses_mma and not found.by_opcode.keys() & set(TENSOR_CORE):
         return resources(cubin)
     return found
 
@@ -223,8 +224,26 @@ def _compile(
     disassemble: Disassemble,
     cancelled: threading.Event | None = None,
 ) -> Compiled:
+    start = time.perf_counter()
+    _unless(cancelled, record, arch)
+    symbol = _symbol(record, arch)
+    kept = CubinStore.beside_cache(arch).find(record.kernel, symbol)
+    if kept is not None and kept.uses_mma is not None:  # found without making Tile IR
+        try:
+            needs = _resources(kept.uses_mma, kept.cubin, disassemble)
+        except ValueError as error:
+            raise _explain(record, arch, error) from error
+        seconds = time.perf_counter() - start
+        return Compiled(record, arch, symbol, seconds, True, kept.uses_mma, needs, len(kept.cubin))
     options: dict[str, Any] = {"timeout": timeout, "disassemble": disassemble, "cancelled": cancelled}
     return _compile_with_code(record, arch, folder, **options)[0]
+
+
+def _symbol(record: Recorded, arch: str) -> str:
+    try:
+        return str(record.signature().symbol)
+    except Exception as error:
+        raise _explain(record, arch, error) from error
 
 
 def _looked_up(folder: Path, key: str) -> bytes | None:
@@ -268,8 +287,8 @@ def _compile_with_code(
                     compilation_time_seconds=time.perf_counter() - start,
                 )
                 cache_store(str(folder), job.key, cubin, metadata.to_dict())
-        refused = store.keep(record.kernel, job.symbol, cubin)
-        found = _resources(job, cubin, disassemble)
+        refused = store.keep(record.kernel, job.symbol, cubin, uses_mma=job.uses_mma)
+        found = _resources(job.uses_mma, cubin, disassemble)
     except Exception as error:
         raise _explain(record, arch, error) from error
     seconds = time.perf_counter() - start
@@ -283,8 +302,8 @@ def compile_one(
 ) -> Compiled:
     """Compile one recorded launch for `arch` ("sm_90").
 
-    `disassemble` says for which kernels instructions are counted, a quarter of a second each: "needed" are those with
-    a matrix product or a stack frame, for without a frame there is nothing to spill to.
+    `disassemble` says for which kernels nvdisasm counts all instructions, a fifth of a second each: "needed" are those
+    with a matrix product and no tensor-core instruction that is known by its opcode.
 
     Raises:
         CompileError: the kernel does not compile, tileiras is missing, or `timeout` seconds have passed.

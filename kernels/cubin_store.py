@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernels import cache
 
@@ -30,9 +30,17 @@ if TYPE_CHECKING:
 _FORMAT = "3"  # a line of JSON that says what it is, then the cubin
 
 
+class Kept(NamedTuple):
+    """`uses_mma` is None where a launch compiled it, which does not look."""
+
+    cubin: bytes
+    symbol: str
+    uses_mma: bool | None
+
+
 class CubinStore:
-    """Files of one folder: a line of JSON (symbol, arch, compiler, SHA-256 of the cubin), then the cubin. Without a
-    folder nothing is kept.
+    """Files of one folder: a line of JSON (symbol, arch, compiler, SHA-256 of the cubin, whether its Tile IR has a
+    matrix product where that is known), then the cubin. Without a folder nothing is kept.
 
     `on_compile(symbol)` is called when an installed kernel was not here and had to be compiled or looked up by its
     Tile IR. `seen` has the specialisations that launches of this process have asked for: kernel -> symbols.
@@ -69,26 +77,26 @@ class CubinStore:
         what = [self._base, function.__module__, function.__qualname__, repr(options), symbol, _sources(function)]
         return self._folder / (hashlib.sha256("\n".join(what).encode()).hexdigest()[:40] + cache.SUFFIX)
 
-    def keep(self, kernel: Any, symbol: str, cubin: bytes) -> OSError | None:
+    def keep(self, kernel: Any, symbol: str, cubin: bytes, *, uses_mma: bool | None = None) -> OSError | None:
         """Put a compiled kernel here, where it is not yet. Returns why it can't be, where it can't."""
-        path = self.path(kernel, symbol)
-        if path is None or self.find(kernel, symbol) is not None:
+        path, there = self.path(kernel, symbol), self.find(kernel, symbol)
+        if path is None or (there is not None and (uses_mma is None or there.uses_mma == uses_mma)):
             return None
         compiler, digest = cache.short_version(cache.compiler_version()), hashlib.sha256(cubin).hexdigest()
-        about = {"symbol": symbol, "arch": self._arch, "compiler": compiler, "sha256": digest}
+        about = {"symbol": symbol, "arch": self._arch, "compiler": compiler, "sha256": digest, "uses_mma": uses_mma}
         return _write(path, json.dumps(about).encode() + b"\n" + cubin)
 
-    def find(self, kernel: Any, symbol: str) -> tuple[bytes, str] | None:
-        """The cubin and its symbol; None where it is not here, or damaged."""
+    def find(self, kernel: Any, symbol: str) -> Kept | None:
+        """None where it is not here, or damaged."""
         path = self.path(kernel, symbol)
         if path is None:
             return None
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             head, _, cubin = path.read_bytes().partition(b"\n")
             about = json.loads(head)
             if about["sha256"] == hashlib.sha256(cubin).hexdigest():
                 cache.touch(path)
-                return cubin, str(about["symbol"])
+                return Kept(cubin, str(about["symbol"]), about.get("uses_mma"))
         return None
 
     def install(self, kernel: Any) -> None:
@@ -102,7 +110,7 @@ class CubinStore:
         self.seen.setdefault(kernel._pyfunc.__name__, []).append(symbol)  # noqa: SLF001
         found = self.find(kernel, symbol)
         if found is not None:
-            return *found, None, ()
+            return found.cubin, found.symbol, None, ()
         result = type(kernel)._compile(kernel, signature, *args)  # noqa: SLF001
         cubin, name, host, providers = result
         if self._on_compile is not None:

@@ -123,10 +123,10 @@ def _asked(text: str, wanted: list[Entry], known: list[explain.Specialisation], 
     try:
         record = explain.changed(wanted[0].record, text)
         special = explain.specialisation(record)
-        if (refusal := explain.refused(record)) is not None:
-            raise explain.LaunchTextError(refusal)
     except (explain.LaunchTextError, TypeError, ValueError) as error:
         raise UsageError(f"--launch {text!r}: {error}") from None
+    if (refusal := explain.refused(record)) is not None:
+        raise UsageError(f"--launch {text!r}: {refusal}")
     nearest = explain.nearest(special, known)
     assert nearest is not None  # noqa: S101 - there is at least the base
     same = next((i + 1 for i, other in enumerate(known) if other.identity == special.identity), None)

@@ -30,6 +30,7 @@ INSTALL = 'pip install "cuda-tile[tileiras]"'
 try:
     from kernels import cache, catalogue, configs
     from kernels.compile import TARGETS, CompileTimeoutError, compile_all
+    from kernels.cubin import TENSOR_CORE
     from kernels.cubin_store import CubinStore
     from kernels.shapes import MODELS, ModelShape
     from tileinfer_core.backends.cuda.plan import refuse_unsupported
@@ -272,7 +273,7 @@ def _report(entry: Entry, arch: str, result: Compiled | CompileError, timeout: f
     if isinstance(result, Exception):
         return CompiledKernel(**about, error=result.message, hint=result.hint)
     found = result.resources
-    counted = found.instructions is not None
+    counted = found.instructions is not None or bool(found.by_opcode.keys() & set(TENSOR_CORE))
     path = CubinStore.beside_cache(arch).path(record.kernel, result.symbol)
     return CompiledKernel(
         **about,

@@ -82,7 +82,7 @@ def test_use_is_noted(tmp_path: Path) -> None:
     theirs(tmp_path, "t", age=10)
     assert [entry.kernel for entry in cache.entries(tmp_path)] == ["t", "s"]
     found = CubinStore(tmp_path / "tileinfer", "sm_90").find(rms_norm_kernel, "s")
-    assert found == (cubin(), "s")
+    assert found == (cubin(), "s", None)
     assert [entry.kernel for entry in cache.entries(tmp_path)] == ["s", "t"]
     path.write_bytes(b"not a line of JSON\n\x7fELF")
     assert CubinStore(tmp_path / "tileinfer", "sm_90").find(rms_norm_kernel, "s") is None
