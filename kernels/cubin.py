@@ -20,8 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -149,17 +147,15 @@ def resources(cubin: bytes, *, disassemble: bool = True) -> Resources:
 
 def _by_opcode(cubin: bytes) -> dict[str, int]:
     """Counts of the instructions that _OPCODES names."""
-    codes = [
-        np.frombuffer(cubin, "<u2", size // 16 * 8, start)[::8] & 0xFFF
-        for name, start, size in _sections(cubin)
-        if name.startswith(".text.")
-    ]
+    counts: collections.Counter[int] = collections.Counter()
+    for name, start, size in _sections(cubin):
+        if name.startswith(".text."):
+            halves = memoryview(cubin)[start : start + size // 16 * 16].cast("H")
+            counts.update(half & 0xFFF for half in halves[::8].tolist())
     found: dict[str, int] = {}
-    for opcode, name in _OPCODES.items():
-        count = sum(int((code == opcode).sum()) for code in codes)
-        if count:
-            found[name] = found.get(name, 0) + count
-    return found
+    for opcode in _OPCODES.keys() & counts.keys():
+        found[_OPCODES[opcode]] = found.get(_OPCODES[opcode], 0) + counts[opcode]
+    return dict(sorted(found.items()))
 
 
 def _needs(cubin: bytes) -> tuple[dict[str, int], int]:
