@@ -143,6 +143,16 @@ def test_kernels_that_are_not_kept_are_told_of(warm, tmp_path, refused, says):
     assert found.unkept == f"compiled kernels are not kept in {tmp_path / 'cache'}, so every start compiles{says}"
 
 
+def test_waiting_for_launches_takes_no_processor_time(warm, monkeypatch):
+    """With everything kept there is nothing to count, and the thread that launches needs the interpreter."""
+    monkeypatch.setattr(CubinStore, "holds", lambda _self, _records: True)
+    monkeypatch.setattr(KernelWarmup, "_prime", lambda _self, _records: time.sleep(0.5))
+    started = warm(compiler([]))
+    before = time.thread_time()
+    started.finish(silent)
+    assert time.thread_time() - before < 0.1
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_cancelling_ends_the_compilers_and_nothing_else(tmp_path):
     shutil.copy(shutil.which("sleep"), tmp_path / "tileiras")

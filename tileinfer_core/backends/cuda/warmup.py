@@ -85,7 +85,7 @@ class KernelWarmup:
         finished = False
         while not finished:
             with self._state:
-                if not self._finished and self._done <= shown:
+                if not self._finished and (self._total is None or self._done <= shown):
                     self._state.wait(timeout=0.2)
                 done, total, finished = self._done, self._total, self._finished
             if total and done != shown:
