@@ -27,6 +27,9 @@ def refuse(record, arch):
         raise kernels.compile._explain(record, arch, RuntimeError("registers [bold]ran out[/bold]"))
     return real(record, arch)
 kernels.compile._job = refuse
+store = kernels.compile.CubinStore
+find = store.find
+store.find = lambda self, kernel, symbol: None if symbol.startswith("rms_norm_kernel") else find(self, kernel, symbol)
 """
 
 
