@@ -65,7 +65,7 @@ class CompiledKernel:
     """One kernel, compiled for one target.
 
     `spills` are stack bytes and local loads and stores together; `tensor_core` names the tensor-core instructions, ()
-    where the kernel has no matrix product, None where nvdisasm is missing and they were not counted. `error` is set,
+    where the kernel has no matrix product, None where no opcode tells and nvdisasm is missing. `error` is set,
     and the numbers are 0, where it did not compile. `path` is the file that the engine will look for, None where the
     cache is off; `unkept` says why it could not be written.
     """
