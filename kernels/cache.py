@@ -113,7 +113,11 @@ def _database_entries(folder: Path) -> Iterator[Entry]:
 
 @contextlib.contextmanager
 def _database(folder: Path) -> Iterator[sqlite3.Connection | None]:
-    """cuda-tile's database; None where there is none yet, or one without its table."""
+    """cuda-tile's database; None where there is none yet, or one without its table.
+
+    Raises:
+        UnreadableCacheError: it is damaged, or of another shape, or the disk has no room to change it.
+    """
     path = folder / DATABASE
     if not path.is_file():
         yield None
@@ -142,8 +146,13 @@ def _target(head: bytes) -> str | None:
     return None
 
 
+def _own_files(folder: Path) -> list[Path]:
+    """Files alone: a folder of such a name is nobody's entry."""
+    return [path for path in sorted((folder / OWN_FOLDER).glob(f"*{SUFFIX}")) if path.is_file()]
+
+
 def _own_entries(folder: Path) -> Iterator[Entry]:
-    for path in sorted((folder / OWN_FOLDER).glob(f"*{SUFFIX}")):
+    for path in _own_files(folder):
         with contextlib.suppress(FileNotFoundError):  # another process may be clearing
             status = path.stat()
             with path.open("rb") as file:
@@ -165,7 +174,7 @@ def _own_entries(folder: Path) -> Iterator[Entry]:
 def size(folder: Path) -> int:
     """Bytes of all entries, without looking at each. Raises UnreadableCacheError, OSError."""
     own = 0
-    for path in (folder / OWN_FOLDER).glob(f"*{SUFFIX}"):
+    for path in _own_files(folder):
         with contextlib.suppress(FileNotFoundError):
             own += path.stat().st_size
     with _database(folder) as connection:
@@ -191,17 +200,38 @@ def remove(folder: Path, chosen: Iterable[Entry]) -> None:
                 connection.execute("VACUUM")
 
 
+def forget(folder: Path, key: str) -> None:
+    """Take one entry of cuda-tile's out, where that is possible."""
+    with contextlib.suppress(UnreadableCacheError), _database(folder) as connection:
+        if connection is not None:
+            connection.execute("DELETE FROM cache WHERE key = ?", (key,))
+            connection.commit()
+
+
 def clear(folder: Path) -> tuple[int, int]:
-    """Remove every entry, and a damaged database. Returns how many there were and their bytes."""
+    """Remove every entry, and a damaged database. Returns how many there were and their bytes.
+
+    A database that can't be changed, for want of room, goes as a whole.
+    """
     try:
         found = entries(folder)
     except UnreadableCacheError:
-        (folder / DATABASE).unlink(missing_ok=True)
+        _remove_database(folder)
         found = entries(folder)
-    remove(folder, found)
+    try:
+        remove(folder, found)
+    except UnreadableCacheError:
+        _remove_database(folder)
+        remove(folder, found)
     for part in (folder / OWN_FOLDER).glob(f".*{SUFFIX}.*"):  # left by a process that was killed while it wrote
         part.unlink(missing_ok=True)
     return len(found), sum(entry.size for entry in found)
+
+
+def _remove_database(folder: Path) -> None:
+    """With its journal, which would be rolled back into the next one."""
+    for name in (f"{DATABASE}-journal", f"{DATABASE}-wal", f"{DATABASE}-shm", DATABASE):
+        (folder / name).unlink(missing_ok=True)
 
 
 def trim(folder: Path, limit: int) -> tuple[int, int]:

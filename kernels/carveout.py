@@ -18,13 +18,15 @@ _KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
 _PREFERRED_CARVEOUT = 14  # CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
 
 
-def step_carveout(arch: str, hidden: int, *, int8: bool = False) -> int | None:
+def step_carveout(arch: str, hidden: int, context: int = 512, *, int8: bool = False) -> int | None:
     """The percentage for a decode step of a model with this hidden length; None leaves the choice to the driver.
 
-    INT8 weights have a family of their own: 43 %, the best for Qwen3-4B in BF16, makes its INT8 step 14 % slower.
+    Steps of INT8 weights have a family of their own. `context` is the longest that the step's graph serves: attention's
+    loop over a long one wants more shared memory than its form of one page a block.
     """
+    family = "decode_step_int8" if int8 else "decode_step"
     try:
-        found = configs.config("decode_step_int8" if int8 else "decode_step", arch, hidden=hidden)["carveout"]
+        found = configs.config(family, arch, hidden=hidden, context=context)["carveout"]
     except KeyError:
         return None
     return None if found is None else int(found)

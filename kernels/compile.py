@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cutile_cache._cache import MetadataV1, cache_key, cache_lookup, cache_store
 
-from kernels.cache import UnreadableCacheError, cache_dir, compiler_version, size_limit, trim
-from kernels.cubin import Resources, resources
+from kernels.cache import UnreadableCacheError, cache_dir, compiler_version, forget, size_limit, trim
+from kernels.cubin import TENSOR_CORE, Resources, resources
 from kernels.cubin_store import CubinStore
 from kernels.processes import end_tree
 from kernels.specs import ArraySpec, Recorded, RecordingLauncher
@@ -91,7 +91,7 @@ class Compiled:
     """One kernel for one target.
 
     `record` is what was compiled; `cached` is True where tileiras did not have to run; `uses_mma` whether the Tile IR
-    has a matrix product.
+    has a matrix product. `unkept` says why it could not be put into the store, where it could not.
     """
 
     record: Recorded
@@ -102,6 +102,7 @@ class Compiled:
     uses_mma: bool
     resources: Resources
     cubin_bytes: int
+    unkept: str | None = None
 
     @property
     def kernel(self) -> str:
@@ -200,9 +201,10 @@ def _run_tileiras(args: list[str], flags: list[str], timeout: float | None) -> N
         raise TileCompilerExecutionError(process.returncode, message, where, " ".join(flags), version)
 
 
-def _resources(job: _Job, cubin: bytes, disassemble: Disassemble) -> Resources:
+def _resources(uses_mma: bool, cubin: bytes, disassemble: Disassemble) -> Resources:
+    """ "needed" is a matrix product in which no tensor-core instruction is known by its opcode."""
     found = resources(cubin, disassemble=disassemble == "always")
-    if disassemble == "needed" and (job.uses_mma or found.stack_bytes):
+    if disassemble == "needed" and uses_mma and not found.by_opcode.keys() & set(TENSOR_CORE):
         return resources(cubin)
     return found
 
@@ -222,8 +224,39 @@ def _compile(
     disassemble: Disassemble,
     cancelled: threading.Event | None = None,
 ) -> Compiled:
+    start = time.perf_counter()
+    _unless(cancelled, record, arch)
+    symbol = _symbol(record, arch)
+    kept = CubinStore.beside_cache(arch).find(record.kernel, symbol)
+    if kept is not None and kept.uses_mma is not None:  # found without making Tile IR
+        try:
+            needs = _resources(kept.uses_mma, kept.cubin, disassemble)
+        except ValueError as error:
+            raise _explain(record, arch, error) from error
+        seconds = time.perf_counter() - start
+        return Compiled(record, arch, symbol, seconds, True, kept.uses_mma, needs, len(kept.cubin))
     options: dict[str, Any] = {"timeout": timeout, "disassemble": disassemble, "cancelled": cancelled}
     return _compile_with_code(record, arch, folder, **options)[0]
+
+
+def _symbol(record: Recorded, arch: str) -> str:
+    try:
+        return str(record.signature().symbol)
+    except Exception as error:
+        raise _explain(record, arch, error) from error
+
+
+def _looked_up(folder: Path, key: str) -> bytes | None:
+    """What cuda-tile's cache has; an entry that is no cubin is taken out, for another would not replace it."""
+    cubin = cache_lookup(str(folder), key)
+    if cubin is None:
+        return None
+    try:
+        resources(cubin, disassemble=False)
+    except (ValueError, TypeError):
+        forget(folder, key)
+        return None
+    return cubin
 
 
 def _compile_with_code(
@@ -241,7 +274,7 @@ def _compile_with_code(
     job = _job(record, arch)
     _unless(cancelled, record, arch)
     store = CubinStore.beside_cache(arch)
-    cubin = None if folder is None else cache_lookup(str(folder), job.key)
+    cubin = None if folder is None else _looked_up(folder, job.key)
     cached = cubin is not None
     try:
         if cubin is None:
@@ -254,12 +287,13 @@ def _compile_with_code(
                     compilation_time_seconds=time.perf_counter() - start,
                 )
                 cache_store(str(folder), job.key, cubin, metadata.to_dict())
-        store.keep(record.kernel, job.symbol, cubin)
-        found = _resources(job, cubin, disassemble)
+        refused = store.keep(record.kernel, job.symbol, cubin, uses_mma=job.uses_mma)
+        found = _resources(job.uses_mma, cubin, disassemble)
     except Exception as error:
         raise _explain(record, arch, error) from error
     seconds = time.perf_counter() - start
-    compiled = Compiled(record, arch, job.symbol, seconds, cached, job.uses_mma, found, len(cubin))
+    unkept = None if refused is None else refused.strerror or str(refused)
+    compiled = Compiled(record, arch, job.symbol, seconds, cached, job.uses_mma, found, len(cubin), unkept)
     return compiled, job.bytecode, cubin
 
 
@@ -268,8 +302,8 @@ def compile_one(
 ) -> Compiled:
     """Compile one recorded launch for `arch` ("sm_90").
 
-    `disassemble` says for which kernels instructions are counted, a quarter of a second each: "needed" are those with
-    a matrix product or a stack frame, for without a frame there is nothing to spill to.
+    `disassemble` says for which kernels nvdisasm counts all instructions, a fifth of a second each: "needed" are those
+    with a matrix product and no tensor-core instruction that is known by its opcode.
 
     Raises:
         CompileError: the kernel does not compile, tileiras is missing, or `timeout` seconds have passed.

@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kernels import cache
 
@@ -27,11 +27,20 @@ if TYPE_CHECKING:
 
     from kernels.specs import Recorded
 
-_FORMAT = "2"  # a line of JSON that says what it is, then the cubin
+_FORMAT = "3"  # a line of JSON that says what it is, then the cubin
+
+
+class Kept(NamedTuple):
+    """`uses_mma` is None where a launch compiled it, which does not look."""
+
+    cubin: bytes
+    symbol: str
+    uses_mma: bool | None
 
 
 class CubinStore:
-    """Files of one folder: a line of JSON (symbol, arch, compiler), then the cubin. Without a folder nothing is kept.
+    """Files of one folder: a line of JSON (symbol, arch, compiler, SHA-256 of the cubin, whether its Tile IR has a
+    matrix product where that is known), then the cubin. Without a folder nothing is kept.
 
     `on_compile(symbol)` is called when an installed kernel was not here and had to be compiled or looked up by its
     Tile IR. `seen` has the specialisations that launches of this process have asked for: kernel -> symbols.
@@ -43,6 +52,10 @@ class CubinStore:
         self._base = f"{_FORMAT} {arch} {cache.compiler_version()}"
         self._on_compile = on_compile
         self.seen: dict[str, list[str]] = {}
+
+    @property
+    def folder(self) -> Path | None:
+        return self._folder
 
     @classmethod
     def beside_cache(cls, arch: str, on_compile: Callable[[str], None] | None = None) -> CubinStore:
@@ -64,27 +77,26 @@ class CubinStore:
         what = [self._base, function.__module__, function.__qualname__, repr(options), symbol, _sources(function)]
         return self._folder / (hashlib.sha256("\n".join(what).encode()).hexdigest()[:40] + cache.SUFFIX)
 
-    def keep(self, kernel: Any, symbol: str, cubin: bytes) -> None:
-        """Put a compiled kernel here, where it is not yet."""
-        path = self.path(kernel, symbol)
-        if path is None:
-            return
-        if path.exists():
-            cache.touch(path)
-            return
-        about = {"symbol": symbol, "arch": self._arch, "compiler": cache.short_version(cache.compiler_version())}
-        _write(path, json.dumps(about).encode() + b"\n" + cubin)
+    def keep(self, kernel: Any, symbol: str, cubin: bytes, *, uses_mma: bool | None = None) -> OSError | None:
+        """Put a compiled kernel here, where it is not yet. Returns why it can't be, where it can't."""
+        path, there = self.path(kernel, symbol), self.find(kernel, symbol)
+        if path is None or (there is not None and (uses_mma is None or there.uses_mma == uses_mma)):
+            return None
+        compiler, digest = cache.short_version(cache.compiler_version()), hashlib.sha256(cubin).hexdigest()
+        about = {"symbol": symbol, "arch": self._arch, "compiler": compiler, "sha256": digest, "uses_mma": uses_mma}
+        return _write(path, json.dumps(about).encode() + b"\n" + cubin)
 
-    def find(self, kernel: Any, symbol: str) -> tuple[bytes, str] | None:
-        """The cubin and its symbol; None where it is not here, or damaged."""
+    def find(self, kernel: Any, symbol: str) -> Kept | None:
+        """None where it is not here, or damaged."""
         path = self.path(kernel, symbol)
         if path is None:
             return None
-        with contextlib.suppress(OSError, ValueError, KeyError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             head, _, cubin = path.read_bytes().partition(b"\n")
-            found = cubin, str(json.loads(head)["symbol"])
-            cache.touch(path)
-            return found
+            about = json.loads(head)
+            if about["sha256"] == hashlib.sha256(cubin).hexdigest():
+                cache.touch(path)
+                return Kept(cubin, str(about["symbol"]), about.get("uses_mma"))
         return None
 
     def install(self, kernel: Any) -> None:
@@ -98,7 +110,7 @@ class CubinStore:
         self.seen.setdefault(kernel._pyfunc.__name__, []).append(symbol)  # noqa: SLF001
         found = self.find(kernel, symbol)
         if found is not None:
-            return *found, None, ()
+            return found.cubin, found.symbol, None, ()
         result = type(kernel)._compile(kernel, signature, *args)  # noqa: SLF001
         cubin, name, host, providers = result
         if self._on_compile is not None:
@@ -121,13 +133,15 @@ def _sources(function: Any) -> str:
     return _folder_digest(Path(function.__code__.co_filename).parent)
 
 
-def _write(path: Path, content: bytes) -> None:
-    """Whole or not at all. A folder that can't be written only costs time."""
+def _write(path: Path, content: bytes) -> OSError | None:
+    """Whole or not at all. A folder that can't be written costs time, and nothing else."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part.write_bytes(content)
         part.replace(path)
-    except OSError:
+    except OSError as error:
         with contextlib.suppress(OSError):
             part.unlink()
+        return error
+    return None

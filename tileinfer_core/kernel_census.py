@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tileinfer_core.bench import BenchOptions
 from tileinfer_core.compiler_settings import compiler_timeout
 from tileinfer_core.config import ModelConfig
 from tileinfer_core.errors import BackendError, BackendUnavailableError, ModelNotFoundError, UsageError
@@ -124,10 +125,12 @@ def config_of(reference: str, store: Store) -> tuple[str, ModelConfig]:
 
 
 def config_dict(shape: ModelShape) -> dict[str, Any]:
-    """As a config.json of that shape would have it."""
+    """As a config.json of that shape would have it: of a family that has its activation, norms and biases."""
+    xielu = shape.activation == "xielu"
+    family = "apertus" if xielu else "qwen3" if shape.qk_norm else "qwen2" if shape.qkv_bias else "llama"
     return {
-        "model_type": "qwen3" if shape.qk_norm else "llama",
-        "hidden_act": "silu",
+        "model_type": family,
+        "hidden_act": "xielu" if xielu else "silu",
         "hidden_size": shape.hidden,
         "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.heads,
@@ -138,6 +141,7 @@ def config_dict(shape: ModelShape) -> dict[str, Any]:
         "rms_norm_eps": shape.eps,
         "max_position_embeddings": 40960,
         "rope_theta": 1e6,
+        "rope_scaling": {"rope_type": "default"},
         "bos_token_id": 0,
         "eos_token_id": 1,
         "tie_word_embeddings": True,
@@ -172,7 +176,7 @@ def census_on_gpu(name: str, loaded: Loaded, step: Step, *, on_progress: OnProgr
     resources = _resources(launches, runner.device.arch, silent)
     copy, _ = runner.ceilings()
     rate = matrix_rate(runner.device) if step.kind == "prefill" else None
-    prepare(runner, step)
+    prepare(runner, step, BenchOptions().sampling)
     total = len(launches)
     timer = StepTimer(runner, step, lambda done: on_progress(ProgressEvent(_TASK, done, total, "kernels")))
     times = timer.time(launches)

@@ -125,6 +125,8 @@ def _asked(text: str, wanted: list[Entry], known: list[explain.Specialisation], 
         special = explain.specialisation(record)
     except (explain.LaunchTextError, TypeError, ValueError) as error:
         raise UsageError(f"--launch {text!r}: {error}") from None
+    if (refusal := explain.refused(record)) is not None:
+        raise UsageError(f"--launch {text!r}: {refusal}")
     nearest = explain.nearest(special, known)
     assert nearest is not None  # noqa: S101 - there is at least the base
     same = next((i + 1 for i, other in enumerate(known) if other.identity == special.identity), None)

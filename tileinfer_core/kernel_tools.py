@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tileinfer_core.aliases import DEMO, lookup, nearest
@@ -17,6 +18,7 @@ from tileinfer_core.cuda_probe import compiler_path, find_compiler, mismatched_p
 from tileinfer_core.errors import (
     BackendUnavailableError,
     CompilerTimeoutError,
+    DiskError,
     ModelNotFoundError,
     TileinferError,
     UsageError,
@@ -27,8 +29,10 @@ from tileinfer_core.weights import WeightFiles
 
 INSTALL = 'pip install "cuda-tile[tileiras]"'
 try:
-    from kernels import catalogue, configs
+    from kernels import cache, catalogue, configs
     from kernels.compile import TARGETS, CompileTimeoutError, compile_all
+    from kernels.cubin import TENSOR_CORE
+    from kernels.cubin_store import CubinStore
     from kernels.shapes import MODELS, ModelShape
     from tileinfer_core.backends.cuda.ahead import EngineModel
     from tileinfer_core.backends.cuda.loader import storage_dtype
@@ -64,8 +68,9 @@ class CompiledKernel:
     """One kernel, compiled for one target.
 
     `spills` are stack bytes and local loads and stores together; `tensor_core` names the tensor-core instructions, ()
-    where the kernel has no matrix product, None where nvdisasm is missing and they were not counted. `error` is set,
-    and the numbers are 0, where it did not compile.
+    where the kernel has no matrix product, None where no opcode tells and nvdisasm is missing. `error` is set,
+    and the numbers are 0, where it did not compile. `path` is the file that the engine will look for, None where the
+    cache is off; `unkept` says why it could not be written.
     """
 
     family: str
@@ -85,6 +90,8 @@ class CompiledKernel:
     error: str | None = None
     hint: str | None = None
     timed_out: bool = False
+    path: str | None = None
+    unkept: str | None = None
 
 
 def this_gpu() -> str | None:
@@ -282,9 +289,12 @@ def _report(entry: Entry, arch: str, result: Compiled | CompileError, timeout: f
     if isinstance(result, Exception):
         return CompiledKernel(**about, error=result.message, hint=result.hint)
     found = result.resources
-    counted = found.instructions is not None
+    counted = found.instructions is not None or bool(found.by_opcode.keys() & set(TENSOR_CORE))
+    path = CubinStore.beside_cache(arch).path(record.kernel, result.symbol)
     return CompiledKernel(
         **about,
+        path=None if path is None else str(path),
+        unkept=result.unkept,
         registers=found.registers,
         shared_bytes=found.shared_bytes,
         spills=found.spills,
@@ -295,15 +305,28 @@ def _report(entry: Entry, arch: str, result: Compiled | CompileError, timeout: f
     )
 
 
-def failure(results: Iterable[CompiledKernel]) -> TileinferError | None:
-    """The error to end with where kernels did not compile: the first one's words, and how many there are."""
+def failure(results: Sequence[CompiledKernel]) -> TileinferError | None:
+    """The error to end with: the first kernel's that did not compile, else that some could not be kept."""
     failed = [result for result in results if result.error is not None]
     if not failed:
-        return None
+        return _not_kept(results)
     first, others = failed[0], f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
     if first.timed_out:
         return CompilerTimeoutError(f"{first.error}{others}", hint=first.hint)
     return TileinferError(f"{first.kernel} for {first.arch} did not compile{others}: {first.error}", hint=first.hint)
+
+
+def _not_kept(results: Sequence[CompiledKernel]) -> DiskError | None:
+    """What was compiled ahead and is not there now would be compiled again: for want of room, or by the size limit."""
+    gone = [result for result in results if result.path is not None and not Path(result.path).exists()]
+    if not gone:
+        return None
+    where, reason = Path(str(gone[0].path)).parent.parent, next((r.unkept for r in gone if r.unkept), None)
+    what = f"{len(gone)} of {len(results)} compiled kernels are not kept in {where}"
+    if reason is not None:
+        return DiskError(f"{what}: {reason}", hint="--cache-dir names another folder")
+    limit = f"the limit of {cache.size_limit():,} bytes is too small"
+    return DiskError(f"{what}: {limit}", hint="--cache-size-bytes sets it")
 
 
 def require_compiler() -> None:

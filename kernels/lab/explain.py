@@ -21,6 +21,7 @@ from kernels.specs import ArraySpec, Recorded
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+MOST_INT32 = 1 << 31
 HINTS = ("occupancy", "num_worker_warps", "num_ctas", "opt_level")
 _ARRAY = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<shape>[\d, ]*)\](?:@(?P<offset>\d+))?(?::\((?P<strides>[-\d, ]*)\))?")
 
@@ -69,6 +70,24 @@ def specialisation(record: Recorded) -> Specialisation:
         for trait in _traits(name, constraint)
     ]
     return Specialisation(record.name, signature.symbol, record.hints, tuple(traits))
+
+
+def refused(record: Recorded) -> str | None:
+    """Why cuda-tile would not launch this: it raises OverflowError for an array that 32-bit indices don't reach."""
+    names = list(record.kernel._annotated_function.pysig.parameters)  # noqa: SLF001
+    for name, arg, constraint in zip(names, record.args, record.signature().parameters, strict=True):
+        if not isinstance(constraint, ArrayConstraint) or str(constraint.index_dtype) != "int32":
+            continue
+        for what, number in (("length", max(arg.shape, default=0)), ("stride", _longest_stride(arg))):
+            if number >= MOST_INT32:
+                return f"{name} has a {what} of {number:,}; from 2³¹ on it needs the annotation IndexedWithInt64"
+    return None
+
+
+def _longest_stride(array: Any) -> int:
+    """In elements."""
+    item = int(array.nbytes) // max(int(array.size), 1)
+    return max((abs(int(step)) // max(item, 1) for step in array.strides), default=0)
 
 
 def _traits(name: str, constraint: Any) -> Iterator[Trait]:
@@ -155,7 +174,7 @@ def changed(base: Recorded, text: str) -> Recorded:
             known = ", ".join([*names, *HINTS])
             raise LaunchTextError(f"{part.strip()!r} is no argument of {base.name}; known: {known}")
         if name in HINTS and name not in names:
-            hints[name] = int(value)
+            hints[name] = _whole(name, value.strip())
         else:
             args[names.index(name)] = _argument(name, value.strip(), args[names.index(name)])
     kernel = with_hints(base.kernel, **hints) if hints else base.kernel
@@ -179,7 +198,16 @@ def _argument(name: str, text: str, before: Any) -> Any:
     words = {"true": True, "false": False}
     if text.lower() in words:
         return words[text.lower()]
+    if not isinstance(before, float):
+        return _whole(name, text)
     try:
-        return type(before)(float(text)) if isinstance(before, float) else int(text)
+        return float(text)
     except ValueError:
         raise LaunchTextError(f"{name} is a number, found {text!r}") from None
+
+
+def _whole(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise LaunchTextError(f"{name} is a whole number, found {text!r}") from None

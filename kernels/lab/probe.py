@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent / "probes"
 TOLERANCE = 1e-3  # of the largest value
+LaunchError = ct.TileError  # what cuda-tile raises for a kernel that does not compile
 _BLOCK = 1 << 20  # numbers drawn; longer arrays repeat them
 
 
@@ -142,6 +143,11 @@ def spec_arrays(probe: Probe, *, small: bool = False) -> dict[str, ArraySpec]:
     return {name: ArraySpec(shape, dtype) for name, (shape, dtype, _) in probe.arrays(small=small).items()}
 
 
+def dtype_of(name: str) -> np.dtype[Any]:
+    """NumPy's type of "bfloat16", "float32", …"""
+    return numpy_dtype(getattr(ct, name))
+
+
 def host_block(dtype: str, fill: tuple[Any, ...], size: int) -> np.ndarray[Any, Any]:
     """The first numbers of an array, at most a million of them; a longer array repeats them. "out" is all NaN or 85.
 
@@ -150,7 +156,7 @@ def host_block(dtype: str, fill: tuple[Any, ...], size: int) -> np.ndarray[Any, 
     kind, *more = fill
     count = min(size, _BLOCK)
     rng = np.random.default_rng(1)
-    into = numpy_dtype(getattr(ct, dtype))
+    into = dtype_of(dtype)
     if kind == "normal":
         return (rng.standard_normal(count, np.float32) * more[0]).astype(into)
     if kind == "int8":

@@ -1,8 +1,8 @@
-"""Everything of the lab that needs a GPU, in one run: `python -m tests.bench.lab OUT [PART...]`. Some three minutes.
+"""Everything of the lab that needs a GPU, in one run: `python -m tests.bench.lab OUT [PART...]`. Two minutes (H200).
 
     ahead    kernels compiled ahead into an empty cache, then a model loaded: compilations and new entries must be 0
     census   decode, verify and prefill steps of Qwen3-0.6B and decode and verify of 4B, on noise
-    probes   every probe with its times
+    probes   every probe with its times; probes=NAME,NAME only those
     tests    the GPU tests of explain, far pages and signatures
 
 OUT gets probes.json, census-….json and .svg, for docs/design_choices.md. Parts that fail do not stop
@@ -59,7 +59,7 @@ def load(name: str) -> Any:
     return load_for_bench(config_file(name), backend="cuda", context=4096, noise=True)
 
 
-def ahead(_out: Path) -> None:
+def ahead(_out: Path, _chosen: str) -> None:
     from kernels.shapes import MODELS
     from tileinfer_core import kernel_tools
 
@@ -76,31 +76,41 @@ def ahead(_out: Path) -> None:
     loaded.runner.close()
 
 
-def census(out: Path) -> None:
-    from tileinfer_core import kernel_census
-
+def census(out: Path, _chosen: str) -> None:
     for name, steps in STEPS.items():
         loaded = load(name)
         for kind, tokens, at in steps:
-            found = kernel_census.census_on_gpu(name, loaded, kernel_census.chosen_step(kind, tokens, at))
-            stem = out / f"census-{name}-{kind}-{at}"
-            stem.with_suffix(".json").write_text(json.dumps(found.as_dict()))
-            stem.with_suffix(".svg").write_text(kernel_census.picture(found))
-            total, parts = found.total_us or 0.0, found.sum_us or 0.0
-            say(f"{name} {kind} at {at}: {total:.1f} µs, sum {parts:.1f} ({100 * (parts / total - 1):+.1f} %), loop "
-                f"{found.loop_us:.1f}, copy {(found.copy_bytes_per_s or 0) / 1e9:.0f} GB/s")  # fmt: skip
-            for row in kernel_census.by_kind(found):
-                times = " ".join(f"{key} {row[key]:8.2f}" for key in ("time_us", "alone_us", "gap_us", "bound_us"))
-                print(f"  {row['launches']:3} {row['kernel']:32} {row['grid']!s:18} {times}", flush=True)
+            try:
+                one_census(out / f"census-{name}-{kind}-{at}", loaded, name, (kind, tokens, at))
+            except Exception:
+                traceback.print_exc()
         loaded.runner.close()
 
 
-def probes(out: Path) -> None:
+def one_census(stem: Path, loaded: Any, name: str, step: tuple[str, int | None, int]) -> None:
+    from tileinfer_core import kernel_census
+
+    found = kernel_census.census_on_gpu(name, loaded, kernel_census.chosen_step(*step))
+    stem.with_name(stem.name + ".json").write_text(json.dumps(found.as_dict()))
+    stem.with_name(stem.name + ".svg").write_text(kernel_census.picture(found))
+    total, parts = found.total_us or 0.0, found.sum_us or 0.0
+    say(f"{stem.name}: {total:.1f} µs, sum {parts:.1f} ({100 * (parts / total - 1):+.1f} %), loop "
+        f"{found.loop_us:.1f}, copy {(found.copy_bytes_per_s or 0) / 1e9:.0f} GB/s")  # fmt: skip
+    for row in kernel_census.by_kind(found):
+        times = " ".join(f"{key} {row[key]:8.2f}" for key in ("time_us", "alone_us", "gap_us", "bound_us"))
+        print(f"  {row['launches']:3} {row['kernel']:32} {row['grid']!s:18} {times}", flush=True)
+
+
+def probes(out: Path, chosen: str) -> None:
     from tileinfer_core import kernel_probe, kernel_tools
 
     found = []
-    for probe in kernel_probe.find_probes(()):
-        [result] = kernel_probe.run_probes([probe.name], kernel_tools.chosen_archs(()), workers=WORKERS)
+    for probe in kernel_probe.find_probes(chosen.split(",") if chosen else ()):
+        try:
+            [result] = kernel_probe.run_probes([probe.name], kernel_tools.chosen_archs(()), workers=WORKERS)
+        except Exception:
+            traceback.print_exc()
+            continue
         found.append(result.as_dict())
         (out / "probes.json").write_text(json.dumps(found))
         say(f"{probe.name}: {probe.question}")
@@ -110,23 +120,24 @@ def probes(out: Path) -> None:
             print(f"  {row['variant']:56} {numbers} {times.get('error') or row['error'] or ''}", flush=True)
 
 
-def tests(_out: Path) -> None:
+def tests(_out: Path, _chosen: str) -> None:
     folder = Path(__file__).resolve().parents[1]
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
     subprocess.run([*command, *(str(folder / name) for name in TESTS)], timeout=200, check=False)
 
 
-PARTS: dict[str, Callable[[Path], None]] = {"ahead": ahead, "census": census, "probes": probes, "tests": tests}
+PARTS: dict[str, Callable[[Path, str], None]] = {"ahead": ahead, "census": census, "probes": probes, "tests": tests}
 
 
 def main() -> None:
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
     os.environ["CUDA_TILE_CACHE_DIR"] = tempfile.mkdtemp()
-    for name in sys.argv[2:] or PARTS:
-        say("==", name)
+    for part in sys.argv[2:] or PARTS:
+        say("==", part)
+        name, _, chosen = part.partition("=")
         try:
-            PARTS[name](out)
+            PARTS[name](out, chosen)
         except Exception:
             traceback.print_exc()
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytest.importorskip("cuda.tile")
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> object:
-    """A fresh cache, unless TILEINFER_TEST_CACHE names one to keep between runs."""
-    import os
-
-    kept = os.environ.get("TILEINFER_TEST_CACHE")
-    folder = Path(kept) if kept else tmp_path_factory.mktemp("cutile-cache")
+def _own_cache(compile_cache: Path) -> object:
     patch = pytest.MonkeyPatch()
-    patch.setenv("CUDA_TILE_CACHE_DIR", str(folder))
+    patch.setenv("CUDA_TILE_CACHE_DIR", str(compile_cache))
     patch.delenv("CUDA_HOME", raising=False)
-    yield folder
+    yield compile_cache
     patch.undo()

@@ -12,6 +12,7 @@ from kernels.compile import TARGETS, CompileError, compile_all
 from kernels.configs import number
 from kernels.cubin import nvdisasm
 from kernels.shapes import variants
+from tests.compile import ahead
 
 KERNELS = Path(catalogue.__file__).parent
 
@@ -56,6 +57,13 @@ def compile_without_fault(arch: str, family: str, wanted: list[Entry]) -> None:
         else:
             problems += [f"{result.symbol} {result.hints}: {text}" for text in faults(result, family)]
     assert not problems, "\n".join(problems)
+
+
+def test_what_is_compiled_beside_the_other_tests_is_the_matrix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUDA_TILE_CACHE_DIR", str(tmp_path))  # put back afterwards
+    monkeypatch.setattr(ahead, "entries", lambda arch, families: [])
+    monkeypatch.setattr(ahead, "compile_all", lambda records, arch, workers: [(arch, len(records), workers)])
+    assert sorted(ahead.fill(str(tmp_path))) == sorted((arch, family) for arch in TARGETS for family in FAMILIES)
 
 
 class TestConfigs:

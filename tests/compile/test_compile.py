@@ -24,6 +24,7 @@ from kernels.compile import (
     compile_one,
 )
 from kernels.cubin import nvdisasm, resources
+from kernels.lab.probe import find, spec_arrays
 from kernels.specs import Recorded, signature
 
 I = ct.Constant[int]  # noqa: E741
@@ -37,6 +38,12 @@ def product_kernel(x, w, y, M: I, N: I, K: I):
         tile = ct.load(x, index=(0, k), shape=(M, K), check_bounds=False)
         acc = ct.mma(tile, ct.load(w, index=(k, 0), shape=(K, N), check_bounds=False), acc)
     ct.store(y, index=(0, 0), tile=acc)
+
+
+@ct.kernel
+def int8_product_kernel(x, w, y):
+    a, b = ct.load(x, index=(0, 0), shape=(64, 64)), ct.load(w, index=(0, 0), shape=(64, 64))
+    ct.store(y, index=(0, 0), tile=ct.mma(a, b, ct.zeros((64, 64), dtype=ct.int32)))
 
 
 @ct.kernel
@@ -107,6 +114,42 @@ def test_a_product_too_small_for_the_tensor_cores_is_a_fault() -> None:
     """Below M·N = 512 the compiler makes scalar code, without a word."""
     found = compile_one(product(32), "sm_90")
     assert "has an mma but no tensor-core instruction" in faults(found, "kernels.launch")
+
+
+@needs_nvdisasm
+@pytest.mark.parametrize("arch", TARGETS)
+def test_opcodes_are_nvdisasm_s(arch: str) -> None:
+    """Tensor cores in BF16 and INT8, and local memory: what is counted by opcode is what nvdisasm counts."""
+    int8 = ArraySpec((64, 64), "int8")
+    [padding] = find(["padding"])
+    variants = {each.name: each for each in padding.variants(small=False)}
+    spilling = variants["R=8 on M"].record(spec_arrays(padding))
+    int8_product = Recorded(int8_product_kernel, (1, 1, 1), (int8, int8, ArraySpec((64, 64), "int32")))
+    records = [product(64), int8_product, scale()]
+    seen: set[str] = set()
+    for record in (*records, *spilling):
+        found = compile_one(record, arch).resources
+        assert found.instructions is not None
+        for name in (*cubin.TENSOR_CORE, "LDL", "STL"):
+            if name in found.by_opcode or arch != "sm_100" or not name.startswith("UTC"):
+                assert found.by_opcode.get(name, 0) == found.count(name), (record.name, name)
+            seen |= {name} if found.count(name) else set()
+    assert {"LDL", "STL"} < seen
+    assert len(seen & set(cubin.TENSOR_CORE)) == 2
+
+
+@needs_nvdisasm
+def test_nvdisasm_is_asked_where_no_opcode_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    real = cubin.sass
+    monkeypatch.setattr(cubin, "sass", lambda code: asked.append(len(code)) or real(code))
+    cases = ((product(64), "sm_90", 0), (product(32), "sm_90", 1), (product(64), "sm_100", 1), (scale(), "sm_90", 0))
+    for record, arch, times in cases:
+        compile_one(record, arch, disassemble="never")
+        asked.clear()
+        found = compile_one(record, arch, disassemble="needed")
+        assert found.cached
+        assert len(asked) == times
 
 
 @needs_nvdisasm

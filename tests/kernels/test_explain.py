@@ -11,7 +11,7 @@ import pytest
 from kernels import cache
 from kernels.compile import CompileError, compile_all
 from kernels.cubin_store import CubinStore
-from kernels.lab.explain import LaunchTextError, changed, differences, nearest, specialisation
+from kernels.lab.explain import LaunchTextError, changed, differences, nearest, refused, specialisation
 from kernels.launch import launch, with_hints
 from kernels.specs import ArraySpec, Recorded
 
@@ -157,13 +157,38 @@ def test_launches_in_words(text: str, says: list[str] | None) -> None:
     assert nearest(found, []) is None
 
 
+@ct.kernel
+def wide_kernel(x: ct.IndexedWithInt64, y):
+    ct.store(y, index=(0,), tile=ct.load(x, index=(0, 0), shape=(1, 16)).reshape((16,)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "says"),
+    [
+        ((2**31, 4), None, "x has a length of 2,147,483,648; from 2³¹ on it needs the annotation IndexedWithInt64"),
+        ((2, 2**31), None, "x has a length of 2,147,483,648"),
+        ((2, 4), (2**33, 4), "x has a stride of 2,147,483,648"),
+        ((2**31 - 1, 2), None, None),
+        ((2**20, 2**20), None, None),
+    ],
+)
+def test_arrays_that_need_long_indices_are_refused(shape: Any, strides: Any, says: str | None) -> None:
+    """As cuda-tile refuses them at launch, with OverflowError; arrays of more elements than that are none."""
+    x = ArraySpec(shape, "float32", strides)
+    found = refused(Recorded(sum_kernel, GRID, (x, ArraySpec((16,), "float32"), 1.0, 32)))
+    assert found is None if says is None else str(found).startswith(says)
+    assert refused(Recorded(wide_kernel, GRID, (x, ArraySpec((16,), "float32")))) is None
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("z=float32[17]", "'z=float32.17.' is no argument of sum_kernel; known: x, y, scale, N, occupancy"),
         ("x=floaty[17]", "x: unknown data type 'floaty'"),
         ("x=7", "x is an array, such as x=float32"),
-        ("N=many", "N is a number, found 'many'"),
+        ("N=many", "N is a whole number, found 'many'"),
+        ("scale=much", "scale is a number, found 'much'"),
+        ("occupancy=x", "occupancy is a whole number, found 'x'"),
         ("x=float32[4,4]:(16)", "x: 2 lengths and 1 strides"),
         ("nothing", "'nothing' is no argument"),
     ],

@@ -8,8 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import cuda.tile as ct
+import numpy as np
 import pytest
 
+from kernels.interpreter import InterpreterLauncher
 from kernels.lab import code, probe
 from kernels.lab.probe import ProbeError, check, find, host_arrays, spec_arrays
 
@@ -38,7 +40,7 @@ def made(*more: float, **about: Any) -> probe.Probe:
 def test_the_choices_of_the_reference_have_probes() -> None:
     assert {"padding", "parameters", "shapes", "reductions", "topk", "int8_pieces", "tiles_3d"} <= set(NAMES)
     assert {"reduced_axis_first", "helpers", "dependent_launch", "tma", "warps", "language"} <= set(NAMES)
-    assert {"hints_gemm", "hints_gemv", "hints_attention"} <= set(NAMES)
+    assert {"hints_gemm", "hints_gemv", "hints_attention", "hints_verify"} <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -75,6 +77,18 @@ def test_full_size_differs_in_shape_alone(name: str) -> None:
         other.record(spec_arrays(each))  # every view lies within its array
 
 
+def test_reductions_stay_finite_as_often_as_they_are_timed() -> None:
+    """Each changes the numbers by its result, 256 times."""
+    [each] = find(["reductions"])
+    arrays = host_arrays(each, small=True)
+    arrays["times"][0] = each.module.TIMES
+    for variant in each.variants(small=True):
+        if variant.name.startswith(("sum, ", "argmax")):
+            for record in variant.record(arrays):
+                InterpreterLauncher("sm_90")(record.kernel, record.grid, record.args)
+            assert np.isfinite(arrays["y"][0]), variant.name
+
+
 def test_variants_that_differ_are_refused() -> None:
     assert check(made(1.0, 1.0)) == 1
     with pytest.raises(ProbeError, match=r"made: '1: 1.5' differs by 0.5"):
@@ -87,7 +101,7 @@ def test_variants_that_differ_are_refused() -> None:
 
 
 def test_names() -> None:
-    assert [each.name for each in find(["hints"])] == ["hints_attention", "hints_gemm", "hints_gemv"]
+    assert [each.name for each in find(["hints"])] == ["hints_attention", "hints_gemm", "hints_gemv", "hints_verify"]
     assert [each.name for each in find(["tma"])] == ["tma"]
     with pytest.raises(KeyError, match="no probe 'nothing'; known: dependent_launch"):
         find(["nothing"])

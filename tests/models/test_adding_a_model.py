@@ -78,6 +78,8 @@ def test_logits_and_tokens_equal_transformers(tmp_path):
 @pytest.mark.usefixtures("registered")
 def test_the_gpu_engine_follows_by_structure(tmp_path, monkeypatch):
     class NoWarmup:
+        unkept = None
+
         def __init__(self, *_args): ...
         def start(self): ...
         def finish(self, _on_progress):

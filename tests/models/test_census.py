@@ -23,6 +23,8 @@ from tileinfer_core.backends.cuda.verify_step import verify_step
 from tileinfer_core.config import ModelConfig
 from tileinfer_core.errors import BackendUnavailableError, ModelNotFoundError, UsageError
 from tileinfer_core.kernel_census import Census, by_kind, chosen_step, config_of, picture
+from tileinfer_core.kernel_timeline import layers
+from tileinfer_core.kernel_tools import shape_of
 from tileinfer_core.models.define import define_from_files, define_model
 from tileinfer_core.progress import silent
 from tileinfer_core.settings import Settings
@@ -82,6 +84,8 @@ def test_recording_notes_rows_only_for_the_census(store):
 
 
 class NoWarmup:
+    unkept = None
+
     def __init__(self, *_): ...
     def start(self): ...
     def finish(self, _on_progress):
@@ -164,15 +168,60 @@ def timed(census: Census, added: float = 2.0) -> Census:
     return dataclasses.replace(census, kernels=rows, gpu="a <GPU>", total_us=36.5, sum_us=36.0, loop_us=40.0)
 
 
+SVG = "{http://www.w3.org/2000/svg}"
+WIDTH = 1200 - 150 - 20
+
+
 def test_the_picture_shows_every_launch(census: Census):
-    for each in (census, timed(census)):
+    for each in (census, timed(census), timed(census, added=-0.1)):
         root = ET.fromstring(picture(each))
-        tips = [node.text for node in root.iter("{http://www.w3.org/2000/svg}title")]
+        tips = [node.text for node in root.iter(f"{SVG}title")]
         assert {int(tip.split()[0]) for tip in tips} == set(range(18))
-        width = sum(float(node.get("width")) for node in root.iter("{http://www.w3.org/2000/svg}rect") if len(node))
-        assert width == pytest.approx(24 * 1110, rel=0.02)
+        texts = [node.text for node in root.iter(f"{SVG}text")]
+        assert {" ".join(text.split()[:2]) for text in texts if text.startswith("layer")} == {"layer 0", "layer 1"}
     text = picture(timed(census))
-    assert "a &lt;GPU&gt;, 18 kernels, 36 µs, sum 36 µs" in text
+    assert "a &lt;GPU&gt;, 18 launches, 36 µs, sum 36 µs" in text
+    assert "linear_kernel, grid 256x1x1, 8.40 MB: 2 launches of 2.00 µs, bound 1.00 µs; 11.1 % of the step" in text
+
+
+def test_a_row_of_the_picture_is_as_wide_as_its_layer(census: Census):
+    """Two launches before and after of 2 µs, six a layer; half of each is its bound."""
+    root = ET.fromstring(picture(timed(census)))
+    rows: dict[str, list[tuple[float, float]]] = {}
+    for group in root.iter(f"{SVG}g"):
+        whole, solid = group.findall(f"{SVG}rect")
+        rows.setdefault(whole.get("y"), []).append((float(whole.get("width")), float(solid.get("width"))))
+    found = list(rows.values())
+    assert [len(blocks) for blocks in found] == [1, 6, 6, 5]
+    for blocks in found:
+        assert [width for width, _ in blocks] == pytest.approx([WIDTH / 6] * len(blocks), abs=0.02)
+        assert [solid for _, solid in blocks] == pytest.approx([WIDTH / 12] * len(blocks), abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "found"),
+    [
+        ("eabcabcabchs", [(1, 4), (4, 7), (7, 10)]),
+        ("enanbnanbnanbf", [(1, 5), (5, 9), (9, 13)]),  # a norm twice a layer, and after the last
+        ("aaaa", [(0, 1), (1, 2), (2, 3), (3, 4)]),
+        ("abc", []),
+        ("", []),
+    ],
+)
+def test_layers_are_found_by_what_repeats(kinds: str, found: list[tuple[int, int]]):
+    assert layers(kinds) == found
+
+
+def test_a_long_launch_goes_on_in_the_next_row(census: Census):
+    """The head takes longer than a layer."""
+    rows = list(timed(census).kernels)
+    rows[13] = dataclasses.replace(rows[13], time_us=30.0, bound_us=20.0)
+    root = ET.fromstring(picture(dataclasses.replace(timed(census), kernels=tuple(rows))))
+    pieces = [group for group in root.iter(f"{SVG}g") if group.find(f"{SVG}title").text.startswith("13 ")]
+    whole = [float(piece.find(f"{SVG}rect").get("width")) for piece in pieces]
+    solid = [float(piece.findall(f"{SVG}rect")[1].get("width")) for piece in pieces]
+    assert whole == pytest.approx([WIDTH, WIDTH, WIDTH / 2], abs=0.02)
+    assert solid == pytest.approx([WIDTH, WIDTH * 2 / 3, 0], abs=0.02)
 
 
 def test_means_of_a_kind(census: Census):
@@ -181,6 +230,11 @@ def test_means_of_a_kind(census: Census):
     assert kinds[0]["share"] == 0.5
     hidden = by_kind(timed(census, added=-0.3))
     assert all(kind["share"] is None and kind["gb_s"] is None for kind in hidden)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_shape_s_name_stands_for_its_shape(name: str, store):
+    assert shape_of(config_of(name, store)[1]) == MODELS[name]
 
 
 @pytest.mark.parametrize(

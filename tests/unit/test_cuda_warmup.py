@@ -32,6 +32,8 @@ CONFIG = {**tiny_models.VARIANTS["qwen3-tied"], "num_hidden_layers": 2, "head_di
 
 
 class NoWarmup:
+    unkept = None
+
     def __init__(self, *_args): ...
     def start(self): ...
     def finish(self, _on_progress):
@@ -74,7 +76,7 @@ def compiler(log, *, fails=None):
     def compile_all(records, arch, *, workers, timeout, on_progress, cancelled):
         log.extend(record.name for record in records)
         for done, record in enumerate(records, 1):
-            result = SimpleNamespace(cached=False)
+            result = SimpleNamespace(cached=False, unkept=None)
             if record.name == fails:
                 result = CompileError(record.name, arch, "ran out of registers", "use another one")
             on_progress(done, len(records), result)
@@ -116,6 +118,39 @@ def test_nothing_is_compiled_when_everything_is_kept(warm, monkeypatch):
     assert warm(compiler(names)).finish(events.append) == 0
     assert not names
     assert not events
+
+
+@pytest.mark.parametrize(
+    ("refused", "says"),
+    [
+        ("No space left on device", ": No space left on device"),
+        (None, ": the limit of 2,147,483,648 bytes is too small"),
+    ],
+)
+def test_kernels_that_are_not_kept_are_told_of(warm, tmp_path, refused, says):
+    """The next start compiles them again, for half a minute."""
+    names = []
+    compiled = compiler(names)
+
+    def unkept(*args, **kwargs):
+        for result in compiled(*args, **kwargs):
+            result.unkept = refused
+            yield result
+
+    found = warm(unkept)
+    found.finish(silent)
+    assert names
+    assert found.unkept == f"compiled kernels are not kept in {tmp_path / 'cache'}, so every start compiles{says}"
+
+
+def test_waiting_for_launches_takes_no_processor_time(warm, monkeypatch):
+    """With everything kept there is nothing to count, and the thread that launches needs the interpreter."""
+    monkeypatch.setattr(CubinStore, "holds", lambda _self, _records: True)
+    monkeypatch.setattr(KernelWarmup, "_prime", lambda _self, _records: time.sleep(0.5))
+    started = warm(compiler([]))
+    before = time.thread_time()
+    started.finish(silent)
+    assert time.thread_time() - before < 0.1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -81,10 +82,70 @@ def test_use_is_noted(tmp_path: Path) -> None:
     theirs(tmp_path, "t", age=10)
     assert [entry.kernel for entry in cache.entries(tmp_path)] == ["t", "s"]
     found = CubinStore(tmp_path / "tileinfer", "sm_90").find(rms_norm_kernel, "s")
-    assert found == (cubin(), "s")
+    assert found == (cubin(), "s", None)
     assert [entry.kernel for entry in cache.entries(tmp_path)] == ["s", "t"]
     path.write_bytes(b"not a line of JSON\n\x7fELF")
     assert CubinStore(tmp_path / "tileinfer", "sm_90").find(rms_norm_kernel, "s") is None
+
+
+def test_a_damaged_entry_is_no_entry(tmp_path: Path) -> None:
+    """A flipped bit, or a file cut short: it is compiled again, and takes the damaged one's place."""
+    path = ours(tmp_path, "s")
+    whole = path.read_bytes()
+    store = CubinStore(tmp_path / "tileinfer", "sm_90")
+    for damaged in (whole[:-1], whole[:-1] + b"\1", whole.replace(b"sha256", b"sha255"), b"[1]\n", b"{}", b""):
+        path.write_bytes(damaged)
+        assert store.find(rms_norm_kernel, "s") is None
+        assert store.keep(rms_norm_kernel, "s", cubin()) is None
+        assert path.read_bytes() == whole
+
+
+def test_what_can_not_be_kept_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tileinfer").write_text("a file in its place")
+    refused = CubinStore(tmp_path / "tileinfer", "sm_90").keep(rms_norm_kernel, "s", cubin())
+    assert isinstance(refused, OSError)
+    assert refused.strerror in ("File exists", "Not a directory")
+
+    def full(_self: Path, _content: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("pathlib.Path.write_bytes", full)
+    refused = CubinStore(tmp_path / "other", "sm_90").keep(rms_norm_kernel, "s", cubin())
+    assert refused is not None
+    assert refused.errno == errno.ENOSPC
+    assert list((tmp_path / "other").iterdir()) == []
+    assert CubinStore(None, "sm_90").keep(rms_norm_kernel, "s", cubin()) is None
+
+
+def test_folders_and_links_among_the_entries(tmp_path: Path) -> None:
+    """Nobody's entries: they are not listed, don't count, and stay."""
+    own = ours(tmp_path, "s").parent
+    (own / "a.cubin").mkdir()
+    (own / "b.cubin").symlink_to(tmp_path / "nowhere")
+    (own / "c.cubin").write_bytes(b'{"symbol": {"a": 1}, "arch": [1]}\n')
+    found = cache.entries(tmp_path)
+    assert {entry.key for entry in found} == {*(path.name for path in own.iterdir())} - {"a.cubin", "b.cubin"}
+    assert cache.size(tmp_path) == sum(entry.size for entry in found)
+    assert kernel_cache.clear(settings(tmp_path))[0] == 2
+    assert {path.name for path in own.iterdir()} == {"a.cubin", "b.cubin"}
+
+
+def test_a_database_that_can_not_be_changed_goes_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without room on the disk no entry can be deleted from it: that needs a journal."""
+    theirs(tmp_path, "a")
+    (tmp_path / "cache.db-journal").write_bytes(b"half a journal")
+    path = ours(tmp_path, "b")
+    real = cache.remove
+
+    def full(folder: Path, chosen: Any) -> None:
+        if (folder / "cache.db").exists():
+            raise cache.UnreadableCacheError("database or disk is full")
+        real(folder, chosen)
+
+    monkeypatch.setattr(cache, "remove", full)
+    assert kernel_cache.clear(settings(tmp_path))[0] == 2
+    assert [*tmp_path.glob("cache.db*")] == []
+    assert not path.exists()
 
 
 def test_the_oldest_go_until_the_limit_holds(tmp_path: Path) -> None:

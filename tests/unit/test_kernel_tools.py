@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 class NoWarmup:
     """In place of the thread that compiles while weights are read."""
 
+    unkept = None
+
     def __init__(self, *_: Any) -> None: ...
 
     def start(self) -> None: ...

@@ -35,7 +35,7 @@ def run(
     from tileinfer_core import kernel_tools as tools
 
     settings = opening.load_settings()
-    opening.set_compiler(compiler, settings)
+    cache = opening.set_compiler(compiler, settings)
     store = opening.open_store(settings)
     models = tools.chosen_models(model or (), store)
     archs = tools.chosen_archs(arch or ())
@@ -47,6 +47,8 @@ def run(
         _print(cli, [result for result in results if result.error is None])
     for note in tools.notes(archs):
         render.print_note(cli.streams.err, note)
+    if not cache.disk_cache.value:
+        render.print_note(cli.streams.err, f"nothing is kept: disk_cache is off ({cache.disk_cache.origin})")
     if error := tools.failure(results):
         raise error
 

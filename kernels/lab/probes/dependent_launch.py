@@ -1,7 +1,9 @@
 """What does programmatic dependent launch gain, and where should the wait stand?
 
-A chain of 16 products y = W x, each reading the one before, 4,096 x 4,096 BF16 weights each. Times are for one
-product. Needs sm_90 or newer for all but the plain form.
+A chain of products y = W x, each reading the one before, with BF16 weights that the L2 does not hold: 16 of
+4,096 x 4,096, for which an SM has four blocks to run where the wait comes first and two where the weights fill its
+registers, and 80 of 1,024 x 1,024, one block to an SM. Times are for one product. Needs sm_90 or newer for all but the
+plain form.
 """
 
 import cuda.tile as ct
@@ -36,42 +38,49 @@ def product(w, x, y, TN: I, TK: I, NK: I, FORM: I):
 
 
 def sizes(small):
-    return (3, 64, 64) if small else (16, 4096, 4096)  # products, rows and columns of each, columns of a tile
+    """Of each chain: its products, their rows and columns."""
+    return {"4,096": (3, 64), "1,024": (3, 32)} if small else {"4,096": (16, 4096), "1,024": (80, 1024)}
 
 
 def arrays(small):
-    count, n, k = sizes(small)
-    return {
-        "w": ((count * n, k), "bfloat16", ("normal", k**-0.5)),
-        "x": (((count + 1) * k,), "bfloat16", ("normal", 1.0)),
-    }
+    chains = sizes(small).items()
+    weights = {f"w {name}": ((count * n, n), "bfloat16", ("normal", n**-0.5)) for name, (count, n) in chains}
+    return weights | {f"x {name}": (((count + 1) * n,), "bfloat16", ("normal", 1.0)) for name, (count, n) in chains}
 
 
 def variants(small):
-    count, n, k = sizes(small)
-    tile = 64 if small else 1024
     found = {}
-    for name, form in (
-        ("plain launches", NO_PDL),
-        ("signal first, wait first", WAIT_FIRST),
-        ("signal first, wait after the weights are asked for", WAIT_AFTER_WEIGHTS),
-        ("no signal, wait after the weights are asked for", WAIT_AFTER_NO_SIGNAL),
-        ("signal and wait after the weights are asked for", SIGNAL_AFTER_WEIGHTS),
-        ("signal before the store, wait after the weights", SIGNAL_LAST),
-    ):
-        steps = [
-            (
-                product,
-                (n // 8, 1, 1),
-                (("w", (n, k), j * n * k), ("x", (1, k), j * k), ("x", (1, n), (j + 1) * k), 8, tile, k // tile, form),
-            )
-            for j in range(count)
-        ]
-        found[name] = {
-            "steps": steps,
-            "out": "x",
-            "pick": slice(count * k, None),
-            "pdl": form != NO_PDL,
-            "tolerance": 0.05,
-        }
+    for size, (count, n) in sizes(small).items():
+        w, x, tile = f"w {size}", f"x {size}", min(n, 1024)
+        for name, form in (
+            ("plain launches", NO_PDL),
+            ("signal first, wait first", WAIT_FIRST),
+            ("signal first, wait after the weights are asked for", WAIT_AFTER_WEIGHTS),
+            ("no signal, wait after the weights are asked for", WAIT_AFTER_NO_SIGNAL),
+            ("signal and wait after the weights are asked for", SIGNAL_AFTER_WEIGHTS),
+            ("signal before the store, wait after the weights", SIGNAL_LAST),
+        ):
+            found[f"{size}: {name}"] = {
+                "steps": [
+                    (
+                        product,
+                        (n // 8, 1, 1),
+                        (
+                            (w, (n, n), j * n * n),
+                            (x, (1, n), j * n),
+                            (x, (1, n), (j + 1) * n),
+                            8,
+                            tile,
+                            n // tile,
+                            form,
+                        ),
+                    )
+                    for j in range(count)
+                ],
+                "out": x,
+                "group": size,
+                "pick": slice(count * n, None),
+                "pdl": form != NO_PDL,
+                "tolerance": 0.05,
+            }
     return found

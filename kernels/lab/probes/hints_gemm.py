@@ -1,7 +1,7 @@
 """Do occupancy and latency hints change a prefill product?
 
-y (T x N) = x (T x K) W^T in tiles of 128 x 128 x 64 through TMA: 512 tokens, 4,096 columns, with 0.5 and with 2
-blocks for each of 132 multiprocessors.
+y (T x N) = x (T x K) W^T through TMA: 512 tokens of 4,096 numbers in tiles of 128 x 128 x 64, with 0.5 and with 2
+blocks for each of 132 multiprocessors; and 64 tokens in tiles of 64 x 128 x 64, with 0.5.
 """
 
 import cuda.tile as ct
@@ -40,13 +40,14 @@ def arrays(small):
 def variants(small):
     t, n, k = sizes(small)
     found = {}
-    for part, width in (("few", n // 4), ("many", n)):
-        args = ("x", ("w", (width, k)), ("y", (t, width)), 128, 128, 64)
-        grid, about = (t // 128, width // 128, 1), {"out": "y", "group": part, "tolerance": 0.01}
-        about["pick"] = slice(0, t * width)
+    for part, tokens, width in (("few blocks", t, n // 4), ("many blocks", t, n), ("64 tokens", 64, n)):
+        tile = min(tokens, 128)
+        args = (("x", (tokens, k)), ("w", (width, k)), ("y", (tokens, width)), tile, 128, 64)
+        grid, about = (tokens // tile, width // 128, 1), {"out": "y", "group": part, "tolerance": 0.01}
+        about["pick"] = slice(0, tokens * width)
         for hints in ({}, {"occupancy": 1}, {"occupancy": 2}, {"occupancy": 4}):
             name = ", ".join(f"{key} {value}" for key, value in hints.items()) or "no hint"
-            found[f"{part} blocks, {name}"] = {"steps": [(product, grid, (*args, 0), hints)], **about}
+            found[f"{part}, {name}"] = {"steps": [(product, grid, (*args, 0), hints)], **about}
         for latency in (1, 2, 4, 6, 10):
-            found[f"{part} blocks, latency {latency}"] = {"steps": [(product, grid, (*args, latency))], **about}
+            found[f"{part}, latency {latency}"] = {"steps": [(product, grid, (*args, latency))], **about}
     return found

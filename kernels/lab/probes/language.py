@@ -35,6 +35,18 @@ def added_over_index(x, y, N: I):
     ct.store(y, index=(i,), tile=total)
 
 
+def add_rest(total, arrays, i, N):
+    if len(arrays) == 0:
+        return total
+    return add_rest(total + ct.load(arrays[0], index=(i,), shape=(N,)), arrays[1:], i, N)
+
+
+@ct.kernel
+def added_by_recursion(x, y, N: I):
+    i = ct.bid(0)
+    ct.store(y, index=(i,), tile=add_rest(ct.load(x[0], index=(i,), shape=(N,)), x[1:], i, N))
+
+
 @ct.kernel
 def scaled_plain(x, y, N: I):
     i = ct.bid(0)
@@ -95,6 +107,7 @@ def variants(small):
         "sum, written out": {"steps": [(added_out, grid, (three, "y", 1024))], **added},
         "sum, static_iter over the tuple": {"steps": [(added_over_tuple, grid, (three, "y", 1024))], **added},
         "sum, static_iter over indices": {"steps": [(added_over_index, grid, (three, "y", 1024))], **added},
+        "sum, by recursion": {"steps": [(added_by_recursion, grid, (three, "y", 1024))], **added},
         "factor 0.7": {"steps": [(scaled_plain, grid, ("a", "y", 1024))], **scaled},
         "factor of a float32 tile": {"steps": [(scaled_typed, grid, ("a", "y", 1024))], **scaled},
         "shift by 3": {"steps": [(shifted_plain, grid, ("n", "m", 1024))], **shifted},

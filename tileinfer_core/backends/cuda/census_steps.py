@@ -112,7 +112,7 @@ def record_step(runner: CudaRunner, model: ModelDefinition, step: Step) -> list[
     """The step's launches, each with the configuration rows that were looked up for it."""
     with noting():
         if step.kind == "decode":
-            return runner.plans.decode(next(end for end in runner.bucket_ends if end >= step.context))
+            return runner.plans.decode(runner.bucket_end(step.context))
         if step.kind == "prefill":
             return runner.plans.prefill(buf.padded_rows(step.tokens))
         return verify_step(runner, model, step.tokens)[0]

@@ -1,10 +1,14 @@
 """When each kernel of a step ends, on a GPU, inside the captured graph and with dependent launch as the engine has it.
 
 Kernels of one step overlap, and an event between two of them would tie them apart. So the step is cut: the graph of
-its first i launches takes until launch i is done, and what a kernel adds is the difference to the graph before. The
-sum of the differences is the whole; the whole is measured for itself as well. Before each replay 256 MB are
-overwritten, so that weights come from memory. What a graph costs before its first kernel is measured with copies of
-the first kernel and left out.
+the launches up to i takes until launch i is done, and what a kernel adds is the difference to the graph up to i - 1.
+A graph begins a few launches and WINDOW_BYTES before its group of launches, not at the step's beginning: every kernel
+differs by some 0.2 µs from replay to replay, and differences between graphs of two hundred of them are lost in that.
+So the sum of the differences need not be the whole, which is measured for itself; that it is, is the method's test.
+
+The graphs of a group are replayed in turn, so that no drift of the clocks falls between two of them. Before each
+replay 256 MB are overwritten, so that weights come from memory. What a graph costs before its first kernel is measured
+with copies of the first kernel and left out.
 
 `alone` is a launch in a chain of its own kind, over all layers: the difference to its time in the step is the gap
 before it, or, below zero, how much it overlaps the kernel before.
@@ -21,19 +25,24 @@ from typing import TYPE_CHECKING, Any, cast
 import cupy
 import numpy as np
 
-from kernels.lab.census import label
+from kernels.lab.census import StepShape, label, moved_bytes
 from tileinfer_core.backends.cuda.gpu import device_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from kernels.specs import Recorded
     from tileinfer_core.backends.cuda.census_steps import Step
+    from tileinfer_core.backends.cuda.device import Graph
     from tileinfer_core.backends.cuda.gpu import GpuDevice
     from tileinfer_core.backends.cuda.runner import CudaRunner
+    from tileinfer_core.sampling import SamplingParams
 
-WARMUP, REPLAYS, WHOLE_REPLAYS = 2, 15, 41
+WARMUP, REPLAYS, WHOLE_REPLAYS = 2, 31, 41
 FLUSH_BYTES = 256 << 20
+GROUP = 12  # launches
+WINDOW_BYTES = 128 << 20  # twice the L2 of an H200: what was overwritten is gone from it
+WINDOW_LAUNCHES = 6
 COPIES = 10
 
 
@@ -51,8 +60,10 @@ class StepTimes:
     overhead: float
 
 
-def prepare(runner: CudaRunner, step: Step) -> None:
-    """Pages of its own for every position, so that keys and values come from where an answer's would."""
+def prepare(runner: CudaRunner, step: Step, sampling: SamplingParams) -> None:
+    """Pages of its own for every position, so that keys and values come from where an answer's would, and settings of
+    the sampler, whose work depends on them."""
+    runner.show_sampling(sampling)
     cache = runner.new_cache(step.context)
     cache.reserve(step.context)
     runner.show_pages(cache.block_table)
@@ -60,9 +71,9 @@ def prepare(runner: CudaRunner, step: Step) -> None:
     _set_length(runner, step)
 
 
-def _set_length(runner: CudaRunner, step: Step) -> None:
-    """Each whole step adds one."""
-    runner.device.copy_in(runner.buffers["length"], np.full(1, step.context, np.int32))
+def _set_length(runner: CudaRunner, step: Step, before: int = 0) -> None:
+    """Each whole step adds one. `before`: how many are to come until the step's own context is reached."""
+    runner.device.copy_in(runner.buffers["length"], np.full(1, max(step.context - before, step.tokens), np.int32))
 
 
 class StepTimer:
@@ -73,7 +84,7 @@ class StepTimer:
         self._device = cast("GpuDevice", runner.device)
         self._stream = self._device.stream
         self._flush = self._device.empty((FLUSH_BYTES,), "int8")
-        self._carveout = runner.carveout if step.kind == "decode" else None
+        self._carveout = runner.carveout(step.context) if step.kind == "decode" else None
 
     def time(self, launches: Sequence[Recorded]) -> StepTimes:
         self._device.run(launches)  # loads every kernel
@@ -82,34 +93,56 @@ class StepTimer:
         several = self._us([first] * (1 + COPIES), REPLAYS)
         overhead = single - (several - single) / COPIES
         before = self._us(launches, WHOLE_REPLAYS)
-        ends = [overhead]
-        for count in range(1, len(launches) + 1):
-            ends.append(self._us(launches[:count], REPLAYS))
-            self._on_done(count)
+        added = [us for window in self._windows(launches) for us in self._added(launches, *window, overhead)]
         after = self._us(launches, WHOLE_REPLAYS)
         return StepTimes(
-            added=tuple(end - start for start, end in itertools.pairwise(ends)),
+            added=tuple(added),
             alone=self._alone(launches),
             whole=statistics.mean((before, after)) - overhead,
             loop=self._loop(launches),
             overhead=overhead,
         )
 
+    def _windows(self, launches: Sequence[Recorded]) -> Iterator[tuple[int, int, int]]:
+        """(where its graphs begin, the first launch, the one after the last) of each group."""
+        shape = StepShape(self._step.tokens, self._step.context)
+        sizes = [moved_bytes(launch, shape) for launch in launches]
+        for first in range(0, len(launches), GROUP):
+            begin, moved = first, 0
+            while begin > 0 and (moved < WINDOW_BYTES or first - begin < WINDOW_LAUNCHES):
+                begin -= 1
+                moved += sizes[begin]
+            yield begin, first, min(first + GROUP, len(launches))
+
+    def _added(
+        self, launches: Sequence[Recorded], begin: int, first: int, stop: int, overhead: float
+    ) -> Iterator[float]:
+        """What each launch of a group adds. A graph of none is what comes before any kernel."""
+        ends = range(first if first > begin else first + 1, stop + 1)
+        graphs = [self._device.record(launches[begin:end], self._carveout) for end in ends]
+        times = self._medians(graphs, REPLAYS)
+        self._on_done(stop)
+        for before, after in itertools.pairwise([overhead, *times] if first == begin else times):
+            yield after - before
+
     def _us(self, launches: Sequence[Recorded], replays: int) -> float:
-        """Median of one replay."""
-        graph = self._device.record(launches, self._carveout)
-        times = []
-        for _ in range(WARMUP + replays):
-            _set_length(self._runner, self._step)
-            self._device.clear(self._flush)
-            start, stop = cupy.cuda.Event(), cupy.cuda.Event()
-            start.record(self._stream)
-            graph.launch()
-            stop.record(self._stream)
-            with device_errors():
-                stop.synchronize()
-            times.append(cupy.cuda.get_elapsed_time(start, stop) * 1e3)
-        return float(statistics.median(times[WARMUP:]))
+        return self._medians([self._device.record(launches, self._carveout)], replays)[0]
+
+    def _medians(self, graphs: Sequence[Graph], replays: int) -> list[float]:
+        """Of the graphs' replays, in turn."""
+        rounds = [[self._replay(graph) for graph in graphs] for _ in range(WARMUP + replays)]
+        return [float(statistics.median(times)) for times in zip(*rounds[WARMUP:], strict=True)]
+
+    def _replay(self, graph: Graph) -> float:
+        _set_length(self._runner, self._step)
+        self._device.clear(self._flush)
+        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+        start.record(self._stream)
+        graph.launch()
+        stop.record(self._stream)
+        with device_errors():
+            stop.synchronize()
+        return float(cupy.cuda.get_elapsed_time(start, stop)) * 1e3
 
     def _alone(self, launches: Sequence[Recorded]) -> tuple[float, ...]:
         groups: dict[str, list[Recorded]] = defaultdict(list)
@@ -123,11 +156,12 @@ class StepTimer:
         return tuple(found[label(launch)] for launch in launches)
 
     def _loop(self, launches: Sequence[Recorded]) -> float:
+        """The sequence grows up to the step's context, not past it: the graph and the pages are for no more."""
         graph = self._device.record(launches, self._carveout)
         _set_length(self._runner, self._step)
         start, stop = cupy.cuda.Event(), cupy.cuda.Event()
         graph.launch()
-        _set_length(self._runner, self._step)
+        _set_length(self._runner, self._step, before=WHOLE_REPLAYS - 1)
         start.record(self._stream)
         for _ in range(WHOLE_REPLAYS):
             graph.launch()

@@ -50,6 +50,8 @@ def load_runner(
         else:
             load_weights(model, files, arrays, device, on_progress)
         runner.compile_s = warmup.finish(on_progress)
+        if warmup.unkept is not None:
+            runner.warn(warmup.unkept)
         runner.forget_warmup()
     except BaseException:
         warmup.cancel()

@@ -7,7 +7,7 @@ cache, so nothing is compiled while anything is timed.
 
 from __future__ import annotations
 
-import math
+import contextlib
 import statistics
 import time
 from dataclasses import dataclass
@@ -17,9 +17,10 @@ import cupy
 import numpy as np
 
 from kernels.cubin_store import CubinStore
-from kernels.lab.probe import ProbeError, compare, host_block
+from kernels.lab.probe import LaunchError, ProbeError, compare, dtype_of, host_block
 from kernels.launch import launch
 from tileinfer_core.backends.cuda.gpu import GpuDevice, device_errors
+from tileinfer_core.errors import BackendError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
 WARMUP = 5
 REPLAYS = 40
 GRAPH_US = 300.0  # a graph repeats its launches up to this long, so that the events around it weigh little
-MOST_REPEATS = 20
-HOST_LAUNCHES = 200
+MOST_REPEATS = 100
+HOST_LAUNCHES, HOST_ROUNDS = 20, 25
+# of the comparison, the launch, the compiler, and the device later; CuPy's are RuntimeErrors
+FAILURES = (ProbeError, RuntimeError, ValueError, TypeError, LaunchError, BackendError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +83,19 @@ class ProbeTimer:
         try:
             bits = self._equal(probe, variant, arrays, first)
             return self._time(variant, arrays, bits)
-        except (ProbeError, RuntimeError, ValueError, TypeError) as error:
+        except FAILURES as error:
             return Times(variant.name, error=f"{type(error).__name__}: {str(error).strip()[:300]}")
 
     def _equal(
         self, probe: Probe, variant: Variant, arrays: dict[str, Any], first: dict[str, np.ndarray[Any, Any]]
     ) -> bool | None:
-        """Run once and compare. The output is poisoned before, where the probe says that it is one."""
-        if probe.arrays(small=False)[variant.out][2][0] == "out":
+        """Run once and compare. The output is poisoned before, or filled anew where the variants also read it: what
+        the variant before left there would be right."""
+        _, dtype, fill = probe.arrays(small=False)[variant.out]
+        if fill[0] == "out":
             self._poison(arrays[variant.out])
+        else:
+            self._fill(arrays[variant.out], dtype, fill)
         cupy.cuda.Device().synchronize()
         self._run(variant, arrays)
         with device_errors():
@@ -135,10 +142,7 @@ class ProbeTimer:
     def _replays(self, variant: Variant, arrays: dict[str, Any], repeats: int, count: int) -> list[float]:
         """Microseconds of each of `count` replays of a graph that has the launches `repeats` times."""
         with self._stream:
-            self._stream.begin_capture()
-            for _ in range(repeats):
-                self._run(variant, arrays)
-            graph = self._stream.end_capture()
+            graph = self._captured(variant, arrays, repeats)
             times = []
             for _ in range(WARMUP + count):
                 start, stop = cupy.cuda.Event(), cupy.cuda.Event()
@@ -150,32 +154,54 @@ class ProbeTimer:
                 times.append(cupy.cuda.get_elapsed_time(start, stop) * 1e3)
         return times[WARMUP:]
 
+    def _captured(self, variant: Variant, arrays: dict[str, Any], repeats: int) -> Any:
+        """The graph. A launch that fails ends the capture, so that the next variant finds the stream free."""
+        self._stream.begin_capture()
+        try:
+            for _ in range(repeats):
+                self._run(variant, arrays)
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # the error on its way has invalidated the capture
+                self._stream.end_capture()
+            raise
+        return self._stream.end_capture()
+
     def _host(self, variant: Variant, arrays: dict[str, Any]) -> float:
-        """Microseconds of Python's and the driver's work for one launch; the queue never fills."""
+        """Microseconds of Python's and the driver's work for one launch: the median of rounds, each of which finds an
+        empty queue. A mean over all has other processes' moments in it."""
         records = variant.record(arrays)
         calls = [(record.kernel, (*record.grid,), record.args, bool(record.pdl)) for record in records]
-        rounds = max(1, HOST_LAUNCHES // len(calls))
+        repeats = max(1, HOST_LAUNCHES // len(calls))
+        spent = []
+        for _ in range(HOST_ROUNDS):
+            with device_errors():
+                self._stream.synchronize()
+            start = time.perf_counter()
+            for _ in range(repeats):
+                for kernel, (x, y, z), args, dependent in calls:
+                    launch(kernel, (x, y, z), args, stream=self._stream.ptr, arch=self.arch, dependent=dependent)
+            spent.append(time.perf_counter() - start)
         with device_errors():
             self._stream.synchronize()
-        start = time.perf_counter()
-        for _ in range(rounds):
-            for kernel, (x, y, z), args, dependent in calls:
-                launch(kernel, (x, y, z), args, stream=self._stream.ptr, arch=self.arch, dependent=dependent)
-        spent = time.perf_counter() - start
-        with device_errors():
-            self._stream.synchronize()
-        return spent * 1e6 / rounds / len(calls)
+        return statistics.median(spent) * 1e6 / repeats / len(calls)
 
     def _arrays(self, probe: Probe) -> dict[str, Any]:
         made: dict[str, Any] = {}
         for name, (shape, dtype, fill) in probe.arrays(small=False).items():
             if fill[0] == "transposed":
-                made[name] = cupy.ascontiguousarray(made[fill[1]].T)
+                made[name] = cupy.asarray(np.ascontiguousarray(cupy.asnumpy(made[fill[1]]).T))
                 continue
-            size = math.prod(shape)
-            block = cupy.asarray(host_block(dtype, fill, size))
-            made[name] = cupy.empty(shape, block.dtype)
-            flat = made[name].reshape(-1)
-            for at in range(0, size, block.size):
-                flat[at : at + block.size] = block[: min(block.size, size - at)]
+            made[name] = cupy.empty(shape, dtype_of(dtype))
+            self._fill(made[name], dtype, fill)
         return made
+
+    def _fill(self, array: Any, dtype: str, fill: tuple[Any, ...]) -> None:
+        """Copies alone: CuPy's own kernels would need a compiler that nothing else here needs."""
+        flat = array.reshape(-1)
+        block = cupy.asarray(host_block(dtype, fill, flat.size))
+        for at in range(0, flat.size, block.size):
+            count = min(block.size, flat.size - at)
+            self._copy(flat[at : at + count], block[:count])
+
+    def _copy(self, target: Any, source: Any) -> None:
+        target.data.copy_from_device(source.data, source.nbytes)

@@ -78,8 +78,7 @@ class CudaRunner:
         self.graphs = GraphCache(device)
         # the longest sequence of each decode step's graph
         self.bucket_ends = ops.bucket_ends(model.structure, device.arch, memory.context)
-        int8 = model.int8("gate_up_proj", 0) is not None
-        self.carveout = step_carveout(device.arch, model.structure.hidden_size, int8=int8)
+        self._hidden, self._int8 = model.structure.hidden_size, model.int8("gate_up_proj", 0) is not None
         self._vocab: int = model.config.vocab_size
         self._sampling = SamplingState(device, self.buffers, self._vocab)
         self._chunks = _ChunkInputs(device, self.buffers)
@@ -87,12 +86,24 @@ class CudaRunner:
         self._warnings: list[str] = []
         self._waiting: tuple[KvCache, int, int] | None = None  # whose last chunk it was, length then, its last row
 
+    def bucket_end(self, context: int) -> int:
+        """The longest context that a decode step's graph for this one serves."""
+        return next(end for end in self.bucket_ends if context <= end)
+
+    def carveout(self, context: int) -> int | None:
+        """Percent of shared memory that the kernels of a decode step ask for; None leaves it to the driver."""
+        return step_carveout(self.device.arch, self._hidden, self.bucket_end(context), int8=self._int8)
+
     def new_cache(self, max_tokens: int) -> KvCache:
         return KvCache(SequencePages(self.pool), min(max_tokens, self.context_limit))
 
     def show_pages(self, block_table: Sequence[int]) -> None:
         """Put a sequence's pages where the steps look for them, without running any."""
         self._table.update(block_table)
+
+    def show_sampling(self, params: SamplingParams) -> None:
+        """Put the sampler's settings where the steps look for them, as for a first token, without running any."""
+        self._sampling.begin(params, None, (), 0)
 
     # -- prefill
 
@@ -176,8 +187,8 @@ class CudaRunner:
         except TileinferError as error:
             return error, None
         self._table.update(cache.block_table)
-        end = next(end for end in self.bucket_ends if cache.length < end)
-        self._launch(("decode", end), lambda: self.plans.decode(end), self.carveout)
+        end = self.bucket_end(cache.length + 1)
+        self._launch(("decode", end), lambda: self.plans.decode(end), self.carveout(end))
         return None, self._sampling.fetch(step)
 
     def _launch(self, key: Hashable, plan: Callable[[], Sequence[Recorded]], carveout: int | None = None) -> None:
@@ -190,6 +201,10 @@ class CudaRunner:
                 f"a decode step waited while {names} compiled ({len(compiled)} new); "
                 "`tileinfer kernels explain` says what makes a kernel distinct"
             )
+
+    def warn(self, text: str) -> None:
+        """To be told with the next answer."""
+        self._warnings.append(text)
 
     def take_warnings(self) -> tuple[str, ...]:
         found = tuple(self._warnings)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kernels.cache import size_limit
 from kernels.compile import CompileError, CompileTimeoutError, compile_all, distinct
 from kernels.cubin_store import CubinStore
 from kernels.processes import children, end_tree
@@ -54,6 +55,8 @@ class KernelWarmup:
         self._total: int | None = None
         self._seconds = 0.0
         self._error: Exception | None = None
+        self._refused: str | None = None
+        self.unkept: str | None = None  # why the next start will compile again what this one has
         self._finished = False
         self._cancelled = threading.Event()
         self._compiling = False
@@ -82,7 +85,7 @@ class KernelWarmup:
         finished = False
         while not finished:
             with self._state:
-                if not self._finished and self._done <= shown:
+                if not self._finished and (self._total is None or self._done <= shown):
                     self._state.wait(timeout=0.2)
                 done, total, finished = self._done, self._total, self._finished
             if total and done != shown:
@@ -111,12 +114,18 @@ class KernelWarmup:
                     self._compile(records)
                 finally:
                     self._compiling = False
+                if store.folder is not None and not self._cancelled.is_set() and not store.holds(records):
+                    self._not_kept(store.folder.parent)
             self._prime(records)
         except Exception as error:  # handed over to `finish`
             self._error = error
         with self._state:
             self._finished = True
             self._state.notify_all()
+
+    def _not_kept(self, folder: Path) -> None:
+        reason = self._refused or f"the limit of {size_limit():,} bytes is too small"
+        self.unkept = f"compiled kernels are not kept in {folder}, so every start compiles: {reason}"
 
     def _compile(self, records: Sequence[Recorded]) -> None:
         start = time.perf_counter()
@@ -140,6 +149,7 @@ class KernelWarmup:
                 if isinstance(result, CompileError):
                     hint = result.hint or HINT
                     raise BackendError(f"the kernel {result}", hint=hint) from result
+                self._refused = self._refused or result.unkept
                 if not result.cached:
                     self._seconds = time.perf_counter() - start
 
