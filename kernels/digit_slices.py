@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
-from kernels.int8_dot import LARGEST, two_digits
+from kernels.digits import LARGEST, two_digits
 from kernels.launch import check_array
 from kernels.notation import HALF, ZERO, Bool
 from kernels.specs import ArraySpec
