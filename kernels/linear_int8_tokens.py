@@ -8,7 +8,7 @@
 
 Two launches each. The first multiplies: weights on M, the tokens' digits (kernels/digit_slices.py) on N, two columns a
 token. A block owns some rows and one or more slices of 512 columns, so that products of few rows fill the GPU too; it
-asks for the weights of a single slice before it waits for the kernel before it. int32 sums of a slice are exact, scaled
+asks for all its weights before it waits for the kernel before it. int32 sums of a slice are exact, scaled
 in float32 and stored as shares. The second launch adds the shares of a token in order, ends the product, and makes the
 digits that the next product wants.
 
@@ -325,7 +325,7 @@ def _model_step(launcher: Launcher, model: ModelShape, dtype: str, tokens: int, 
     up_bias, down_bias = (array(1, n) if model.mlp_bias else None for n in (model.up_rows, model.hidden))
     qkv, logits = array(tokens, model.qkv_rows), array(tokens, model.vocab, of="float32")
     linear_int8_tokens_norm(launcher, x, sums, *weight("qkv"), qkv, eps=model.eps, bias=qkv_bias)
-    into = (stream, gain, normed, sums, x)
+    into: tuple[Any, ...] = (stream, gain, normed, sums, x)
     linear_int8_tokens_residual(launcher, digits(model.attention_width), *weight("o"), *into, bias=o_bias)
     made = digits(model.ffn)
     if model.activation == "xielu":
