@@ -30,9 +30,10 @@ from tileinfer_core.manifest import MANIFEST_NAME, Manifest, record_of
 from tileinfer_core.models.decoder import EMBEDDING, LM_HEAD
 from tileinfer_core.models.define import define_from_files
 from tileinfer_core.models.structure import scale_name
+from tileinfer_core.packed_int8 import PACKED, PACKING, SHAPE, flip
 from tileinfer_core.progress import OnProgress, ProgressEvent
 from tileinfer_core.pull_plan import exclusive, lock_path
-from tileinfer_core.quantize_recipe import Recipe, quantization_config
+from tileinfer_core.quantize_recipe import HEAD, quantization_config
 from tileinfer_core.receipt import RECEIPT_NAME, Receipt, TensorError, measure_quality
 from tileinfer_core.safetensors_writer import SHARD_BYTES, ShardWriter, Target
 from tileinfer_core.weights import WeightFiles
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tileinfer_core.models.decoder import ModelDefinition
-    from tileinfer_core.quantization import Int8
+    from tileinfer_core.quantize_recipe import ModelRecipe, Recipe, Stored
     from tileinfer_core.receipt import Quality, QualityOptions
     from tileinfer_core.store import ModelFolder
     from tileinfer_core.weights import TensorInfo
@@ -63,15 +64,22 @@ class _Part:
     name: str
     info: TensorInfo
     parameter: str
-    int8: Int8 | None
+    stored: Stored | None
     tied: bool
+
+    @property
+    def module(self) -> str:
+        return self.name.removesuffix(".weight")
 
     def targets(self) -> list[Target]:
         """What is written. A tied head has no weights of its own, but Transformers wants its scales by its name."""
-        if self.int8 is None:
+        if self.stored is None:
             return [Target(self.name, self.info.dtype, self.info.shape)]
         rows, columns = self.info.shape
-        scales = Target(scale_name(self.name), "bfloat16", (rows, self.int8.groups(columns)))
+        scales = Target(scale_name(self.name), "bfloat16", (rows, self.stored.int8.groups(columns)))
+        if self.stored.packed:
+            words = Target(f"{self.module}.{PACKED}", "int32", (rows, columns // PACKING))
+            return [words, scales, Target(f"{self.module}.{SHAPE}", "int64", (2,))]
         again = [replace(scales, name=scale_name(LM_HEAD))] if self.tied else []
         return [Target(self.name, "int8", self.info.shape), scales, *again]
 
@@ -83,7 +91,7 @@ class QuantizePlan:
     source: ModelFolder
     target: Path
     name: str
-    recipe: Recipe
+    recipe: ModelRecipe
     model: ModelDefinition
     parts: tuple[_Part, ...]
     bytes_before: int
@@ -129,12 +137,13 @@ def plan_quantize(
     config = load_unquantised(source)
     files = WeightFiles.open(source.path)
     model, _ = define_from_files(config, files)
-    parts = tuple(_parts(model, files, recipe))
+    mine = recipe.for_model(tied=model.tied)
+    parts = tuple(_parts(model, files, mine))
     return QuantizePlan(
         source=source,
         target=target,
         name=name,
-        recipe=recipe,
+        recipe=mine,
         model=model,
         parts=parts,
         bytes_before=sum(part.info.bytes for part in parts),
@@ -142,7 +151,7 @@ def plan_quantize(
         free_bytes=free_bytes(target),
         calibration=calibration,
         kv=kv,
-        complete=_is_made(target, _origin(source, recipe, calibration, kv), force=force),
+        complete=_is_made(target, _origin(source, mine, calibration, kv), force=force),
     )
 
 
@@ -162,7 +171,7 @@ def load_unquantised(source: ModelFolder) -> ModelConfig:
     return config
 
 
-def _parts(model: ModelDefinition, files: WeightFiles, recipe: Recipe) -> Iterator[_Part]:
+def _parts(model: ModelDefinition, files: WeightFiles, recipe: ModelRecipe) -> Iterator[_Part]:
     """In the order in which they are written: the layers first, since calibration knows the head's inputs last."""
     for parameter in sorted(model.parameters, key=lambda parameter: ".layers." not in parameter.name):
         for spec in parameter.parts:
@@ -170,11 +179,11 @@ def _parts(model: ModelDefinition, files: WeightFiles, recipe: Recipe) -> Iterat
                 continue
             info = files.info(spec.name)
             is_matrix = len(info.shape) == 2
-            int8 = recipe.of(spec.name.removesuffix(".weight"), info.shape[1]) if is_matrix else None
-            yield _Part(spec.name, info, parameter.name, int8, model.tied and parameter.name == EMBEDDING)
+            stored = recipe.of(spec.name.removesuffix(".weight"), info.shape[1]) if is_matrix else None
+            yield _Part(spec.name, info, parameter.name, stored, model.tied and parameter.name == EMBEDDING)
 
 
-def _origin(source: ModelFolder, recipe: Recipe, calibration: str | None, kv: str | None) -> dict[str, Any]:
+def _origin(source: ModelFolder, recipe: ModelRecipe, calibration: str | None, kv: str | None) -> dict[str, Any]:
     """The manifest's `source`. The weights of the same files by the same recipe are the same."""
     manifest = Manifest.load(source.path)
     weights = (
@@ -251,10 +260,10 @@ def _copy_small_files(plan: QuantizePlan, partial: Path) -> None:
                 shutil.copyfile(path, partial / path.name)
     config = read_json_object(plan.source.path / "config.json")
     config.setdefault("dtype", config.get("torch_dtype", "bfloat16"))
-    formats = {part.name.removesuffix(".weight"): part.int8 for part in plan.parts if part.int8}
+    modules = {part.module: part.stored for part in plan.parts if len(part.info.shape) == 2}
     if plan.model.tied:
-        formats["lm_head"] = next(part.int8 for part in plan.parts if part.tied and part.int8)
-    config["quantization_config"] = quantization_config(formats)
+        modules[HEAD] = next(part.stored for part in plan.parts if part.tied)
+    config["quantization_config"] = quantization_config(modules)
     config["tie_word_embeddings"] = plan.model.tied
     if plan.kv:
         config["tileinfer"] = {"kv": plan.kv}
@@ -281,7 +290,7 @@ def _write_part(
     part: _Part, writer: ShardWriter, calibration: Calibration | None
 ) -> Iterator[tuple[TensorError | None, int]]:
     """Writes one tensor; yields its error at the end, and the bytes read as it goes."""
-    if part.int8 is None:
+    if part.stored is None:
         for raw, values in _blocks(part.info, part.name):
             del values
             writer.write(raw)
@@ -290,18 +299,22 @@ def _write_part(
     factor = calibration.factor(part.parameter) if calibration else None
     scales, squares, wrong = [], 0.0, 0.0
     for raw, values in _blocks(part.info, part.name, whole=factor is not None):
-        scale = scales_of(values, part.int8.group_size)
+        scale = scales_of(values, part.stored.int8.group_size)
         q = round_compensated(values, scale, factor) if factor else to_int8(values, scale)
-        writer.write(q)
         scales.append(scale)
         squares += float(np.vdot(values, values))
         difference = from_int8(q, scale)
         difference -= values
         wrong += float(np.vdot(difference, difference))
+        if part.stored.packed:
+            flip(q)
+        writer.write(q)
         yield None, raw.nbytes
     for scale in scales * (2 if part.tied else 1):
         writer.write(scale)
-    yield TensorError(part.name, str(part.int8), (wrong / squares) ** 0.5 if squares else 0.0), 0
+    if part.stored.packed:
+        writer.write(np.array(part.info.shape, np.int64))
+    yield TensorError(part.name, str(part.stored.int8), (wrong / squares) ** 0.5 if squares else 0.0), 0
 
 
 def _blocks(info: TensorInfo, name: str, *, whole: bool = False) -> Iterator[tuple[Any, Float32Array]]:

@@ -4,7 +4,8 @@
     check   compares with what the model declares; everything wrong is said at once, before anything is uploaded
     read    a read-only view of the mapped file in its storage dtype: no float32 copy, no memory beyond the page cache
 
-Which files those are, weight_index.py says.
+Which files those are, weight_index.py says. Packed INT8 weights appear by the names and shapes that plain ones have
+(packed_int8.py).
 
 Format: 8 bytes header length (little endian), a JSON header {name: {dtype, shape, data_offsets}}, then the data,
 covered by the tensors without gaps or overlaps (https://github.com/huggingface/safetensors#format).
@@ -13,7 +14,7 @@ covered by the tensors without gaps or overlaps (https://github.com/huggingface/
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from tileinfer_core.dtypes import SAFETENSORS_DTYPES, dtype_name
 from tileinfer_core.errors import DamagedModelError, ModelError, UnsupportedModelError
 from tileinfer_core.files import regular_size
 from tileinfer_core.jsonfile import parse_json_object
+from tileinfer_core.packed_int8 import PACKED, PACKING, SHAPE, flip
 from tileinfer_core.weight_index import some, weight_files
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
 FLOAT_DTYPES = frozenset({"bfloat16", "float16", "float32"})
 INT8_DTYPES = frozenset({"int8"})
+WEIGHT = "weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +56,17 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies. `offset` counts from the start of the file; `dtype` is NumPy's name, such as "bfloat16"."""
+    """Where a tensor lies. `offset` counts from the start of the file; `dtype` is NumPy's name, such as "bfloat16".
+
+    `packed`: int8 stored as packed_int8.py says; whoever reads the bytes flips them.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     file: Path
     bytes: int
     offset: int
+    packed: bool = False
 
 
 class WeightFiles:
@@ -90,7 +97,25 @@ class WeightFiles:
             tensors.update(
                 (name, info) for name, info in found.items() if expected_names is None or name in expected_names
             )
-        return cls(folder, tensors)
+        files = cls(folder, tensors)
+        files._show_packed_as_int8()
+        return files
+
+    def _show_packed_as_int8(self) -> None:
+        """Packed tensors of 8 bits take the place of their weights. Those of fewer bits stay what they are."""
+        for name in [name for name in self._tensors if name.endswith(PACKED)]:
+            info, module = self._tensors[name], name.removesuffix(PACKED)
+            weight, shape = module + WEIGHT, module + SHAPE
+            if info.dtype != "int32" or len(info.shape) != 2:
+                continue
+            rows, columns = info.shape[0], info.shape[1] * PACKING
+            if shape in self._tensors and self.read(shape).tolist() != [rows, columns]:
+                continue
+            if weight in self._tensors:
+                raise DamagedModelError(f"{self.folder}: {weight} is there twice, once packed")
+            del self._tensors[name]
+            self._tensors.pop(shape, None)
+            self._tensors[weight] = replace(info, shape=(rows, columns), dtype="int8", packed=True)
 
     @property
     def names(self) -> frozenset[str]:
@@ -108,9 +133,12 @@ class WeightFiles:
             raise ModelError(f"{self.folder}: no tensor named {name!r}") from None
 
     def read(self, name: str) -> Array:
-        """A read-only view of the mapped file, in the storage dtype and the stored shape."""
+        """A read-only view of the mapped file, in the storage dtype and the stored shape. A copy where it is packed."""
         info = self.info(name)
         raw = self._mapped(info.file)[info.offset : info.offset + info.bytes]  # [bytes] uint8
+        if info.packed:
+            raw = np.array(raw)
+            flip(raw)
         dtype = next(dtype for dtype in SAFETENSORS_DTYPES.values() if dtype_name(dtype) == info.dtype)
         return raw.view(dtype).reshape(info.shape)
 
