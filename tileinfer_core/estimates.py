@@ -1,7 +1,8 @@
 """How much memory a model takes, from its config alone: weights and keys and values, in 16 bits and in INT8.
 
 INT8 here is what `quantize` writes: every matrix one byte an element, with a 16-bit scale for each row, or for each
-GROUP columns in the down products, embedding and head. Norms and biases stay as they are.
+GROUP columns in the down products and the head. Norms and biases stay as they are, as does an embedding that is not
+the head.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def weight_bytes(model: ModelDefinition, weights: Weights) -> int:
     total = 0
     for parameter in _numbers(model):
         elements = math.prod(parameter.shape)
-        if weights != "int8" or len(parameter.shape) == 1:
+        kept = len(parameter.shape) == 1 or (parameter.name == EMBEDDING and not model.tied)
+        if weights != "int8" or kept:
             total += elements * item
             continue
         rows, columns = parameter.shape

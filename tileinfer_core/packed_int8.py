@@ -1,6 +1,6 @@
 """INT8 weights in int32 words, as compressed-tensors packs them ("pack-quantized") and vLLM wants them.
 
-    <module>.weight_packed   int32 [out, in / 4]: four neighbouring weights of a row, each plus 128, the first one lowest
+    <module>.weight_packed   int32 [out, in / 4]: four neighbours of a row, each plus 128, the first lowest
     <module>.weight_shape    int64 [2]: out, in
 
 In memory those are a row's weights byte by byte in their order: a byte plus 128 is the byte with its top bit flipped.

@@ -74,7 +74,7 @@ class ModelRecipe:
             scales = f"a scale a row; groups of {FINE} in {_listed(fine)}"
         else:
             scales = f"groups of {self.group_size}" if self.group_size else "a scale a row"
-        return scales + (f"; {_listed([words[module] for module in self.kept])} as before" if self.kept else "")
+        return scales + (f"; {_listed([words[module] for module in self.kept])} unchanged" if self.kept else "")
 
     def of(self, module: str, columns: int) -> Stored | None:
         """How a module with so many columns is written; None: as it is.

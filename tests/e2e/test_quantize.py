@@ -38,7 +38,7 @@ def test_quantize_and_use(tileinfer: Callable[..., Result], model: Path, tmp_pat
     done = tileinfer("quantize", model, "--eval-tokens", "300")
     assert done.code == 0, done.err
     assert done.out.startswith(f"Receipt: {model} as INT8\n")
-    assert "a scale a row; groups of 64 in embedding, head and down_proj" in done.out
+    assert "a scale a row; groups of 64 in head and down_proj; embedding unchanged" in done.out
     assert "300 tokens" in done.out
     assert "become" in done.err
     assert "\x1b" not in done.out + done.err
@@ -59,7 +59,8 @@ def test_quantize_and_use(tileinfer: Callable[..., Result], model: Path, tmp_pat
 
 def test_json_and_a_second_run(tileinfer: Callable[..., Result], model: Path, tmp_path: Path) -> None:
     target = tmp_path / "small"
-    first = tileinfer("quantize", model, target, "--eval-tokens", "0", "--group-size", "0", "--json", "-q")
+    options = ["--group-size", "0", "--embedding", "int8", "--json", "-q"]
+    first = tileinfer("quantize", model, target, "--eval-tokens", "0", *options)
     assert (first.code, first.err) == (0, "")
     document = json.loads(first.out)
     assert document["path"] == str(target)
@@ -136,7 +137,7 @@ def test_what_is_quantised_already_is_code_7(tileinfer: Callable[..., Result], m
         ({"quant_method": "awq", "bits": 4}, "'awq'"),
         ({"quant_method": "gptq", "bits": 4}, "'gptq'"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "'bitsandbytes'"),
-        (quantization_config({"Linear": None}, format="pack-quantized"), "'pack-quantized'"),
+        (quantization_config({"Linear": None}, format="float-quantized"), "'float-quantized'"),
     ],
 )
 @pytest.mark.parametrize("command", ["quantize", "show", "generate"])

@@ -24,6 +24,7 @@ from tileinfer_core.progress import ProgressEvent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
     from tileinfer_core.backends.cuda.device import Array, Device, Event, HostArray
     from tileinfer_core.models.decoder import ModelDefinition
     from tileinfer_core.models.structure import Parameter
