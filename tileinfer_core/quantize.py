@@ -1,7 +1,8 @@
 """Makes an INT8 model folder from an unquantised one, tensor by tensor, in the layout that quantization.py reads.
 
-Memory stays below two of the largest tensor, whatever the model's size: plain rounding reads and writes some rows at a
-time. Calibration (calibrate.py) holds one layer and the sums over its inputs besides.
+Memory stays below two of the largest tensor, whatever the model's size: plain rounding takes some rows at a time, while
+one thread reads the next and another writes the last. Calibration (calibrate.py) holds one layer and the sums over its
+inputs besides.
 
 The folder is made under a temporary name and takes its own in one step, its manifest written last: a run that is killed
 leaves nothing that a command would load, and the next one starts clean.
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tileinfer_core.backends.numpy_weights import widen_bfloat16, widen_float16
 from tileinfer_core.backends.select import choose_backend
 from tileinfer_core.calibrate import Calibration
 from tileinfer_core.compensate import round_compensated
@@ -36,22 +36,21 @@ from tileinfer_core.pull_plan import exclusive, lock_path
 from tileinfer_core.quantize_recipe import HEAD, quantization_config
 from tileinfer_core.receipt import RECEIPT_NAME, Receipt, TensorError, measure_quality
 from tileinfer_core.safetensors_writer import SHARD_BYTES, ShardWriter, Target
+from tileinfer_core.tensor_pieces import pieces_of
 from tileinfer_core.weights import WeightFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tileinfer_core.manifest import FileRecord
     from tileinfer_core.models.decoder import ModelDefinition
     from tileinfer_core.quantize_recipe import ModelRecipe, Recipe, Stored
     from tileinfer_core.receipt import Quality, QualityOptions
     from tileinfer_core.store import ModelFolder
     from tileinfer_core.weights import TensorInfo
 
-    Float32Array = np.ndarray[Any, np.dtype[np.float32]]
-
 TASK = "quantize"
-PIECE = 1 << 21  # elements at a time: 8 MiB of float32, and the temporaries of rounding them
 _REST_BYTES = 64 << 20  # tokenizer.json and the other small files, generously
 _COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "*.md", "LICENSE*")
 _SOURCE_KIND = "int8"
@@ -234,12 +233,12 @@ def execute_quantize(plan: QuantizePlan, quality: QualityOptions | None, on_prog
         try:
             with disk_errors(partial):
                 _copy_small_files(plan, partial)
-                errors = _write_weights(plan, partial, on_progress)
+                errors, records = _write_weights(plan, partial, on_progress)
                 define_from_files(ModelConfig.load(partial), WeightFiles.open(partial))
             receipt = _receipt(plan, errors, measure_quality(plan.source.path, partial, quality, on_progress))
             write_atomic(partial / RECEIPT_NAME, json.dumps(receipt.as_dict(), indent=2, ensure_ascii=False) + "\n")
             with disk_errors(partial):
-                records = {path.name: record_of(path) for path in sorted(partial.iterdir())}
+                records |= {path.name: record_of(path) for path in partial.iterdir() if path.name not in records}
             origin = _origin(plan.source, plan.recipe, plan.calibration, plan.kv)
             Manifest(plan.name, origin, plan.source.revision, records).write(partial)
             publish(partial, plan.target)
@@ -270,7 +269,10 @@ def _copy_small_files(plan: QuantizePlan, partial: Path) -> None:
     write_atomic(partial / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
 
 
-def _write_weights(plan: QuantizePlan, partial: Path, on_progress: OnProgress) -> list[TensorError]:
+def _write_weights(
+    plan: QuantizePlan, partial: Path, on_progress: OnProgress
+) -> tuple[list[TensorError], dict[str, FileRecord]]:
+    """Every tensor's error, and the manifest's entries for the weight files."""
     calibration = None
     if plan.calibration is not None:
         calibration = Calibration(plan.source.path, plan.model, plan.calibration)
@@ -283,7 +285,7 @@ def _write_weights(plan: QuantizePlan, partial: Path, on_progress: OnProgress) -
                     errors.append(error)
                 done += count
                 on_progress(ProgressEvent(TASK, done, plan.bytes_before, "bytes"))
-    return errors
+    return errors, writer.records
 
 
 def _write_part(
@@ -291,15 +293,18 @@ def _write_part(
 ) -> Iterator[tuple[TensorError | None, int]]:
     """Writes one tensor; yields its error at the end, and the bytes read as it goes."""
     if part.stored is None:
-        for raw, values in _blocks(part.info, part.name):
-            del values
+        for raw, values in pieces_of(part.info):
+            if not np.isfinite(values.max()) or not np.isfinite(values.min()):
+                raise _not_finite(part)
             writer.write(raw)
             yield None, raw.nbytes
         return
     factor = calibration.factor(part.parameter) if calibration else None
     scales, squares, wrong = [], 0.0, 0.0
-    for raw, values in _blocks(part.info, part.name, whole=factor is not None):
+    for raw, values in pieces_of(part.info, whole=factor is not None):
         scale = scales_of(values, part.stored.int8.group_size)
+        if not np.isfinite(scale.astype(np.float32)).all():
+            raise _not_finite(part)
         q = round_compensated(values, scale, factor) if factor else to_int8(values, scale)
         scales.append(scale)
         squares += float(np.vdot(values, values))
@@ -317,46 +322,8 @@ def _write_part(
     yield TensorError(part.name, str(part.stored.int8), (wrong / squares) ** 0.5 if squares else 0.0), 0
 
 
-def _blocks(info: TensorInfo, name: str, *, whole: bool = False) -> Iterator[tuple[Any, Float32Array]]:
-    """(stored bytes, float32 rows) of a tensor, some rows at a time, or all of them. Nothing is mapped.
-
-    Raises:
-        DamagedModelError: values that are not finite.
-    """
-    rows = info.shape[0] if info.shape else 1
-    columns = max(1, int(np.prod(info.shape)) // max(1, rows))
-    row_bytes = info.bytes // max(1, rows)
-    step = rows if whole else max(1, PIECE // columns)
-    with info.file.open("rb", buffering=0) as file:
-        file.seek(info.offset)
-        for first in range(0, rows, step):
-            count = min(step, rows - first)
-            raw = np.empty(count * row_bytes, np.uint8)
-            _fill(file, raw, info.file)
-            values = _float32(raw, info.dtype).reshape(count, columns)
-            if not np.isfinite(values.max()) or not np.isfinite(values.min()):
-                raise DamagedModelError(f"{info.file}: the tensor {name} has values that are not finite")
-            yield raw, values
-
-
-def _fill(file: Any, raw: Any, path: Path) -> None:
-    view = raw.data
-    while view:
-        count = file.readinto(view)
-        if not count:
-            raise DamagedModelError(f"{path}: cut off while it was read: {len(view)} more bytes expected")
-        view = view[count:]
-
-
-def _float32(raw: Any, dtype: str) -> Float32Array:
-    if dtype == "float32":
-        return raw.view(np.float32)  # type: ignore[no-any-return]
-    out = np.empty(len(raw) // 2, np.float32)
-    if dtype == "bfloat16":
-        widen_bfloat16(raw.view(np.uint16), out)
-    else:
-        widen_float16(raw.view(np.int16), out)
-    return out
+def _not_finite(part: _Part) -> DamagedModelError:
+    return DamagedModelError(f"{part.info.file}: the tensor {part.name} has values that are not finite")
 
 
 def _receipt(plan: QuantizePlan, errors: list[TensorError], quality: Quality | str) -> Receipt:

@@ -16,6 +16,7 @@ from tests.int8_oracle import dequantise, quantise
 from tests.reference.tiny_models import VARIANTS, prompt, shapes, tensors
 from tests.scripted_model import write_scripted_model
 from tileinfer_core import quantize as module
+from tileinfer_core import tensor_pieces
 from tileinfer_core.config import ModelConfig
 from tileinfer_core.errors import DamagedModelError, DiskError, ModelError, UnsupportedModelError, UsageError
 from tileinfer_core.manifest import Manifest
@@ -182,7 +183,7 @@ def test_shards_and_their_index(tmp_path, monkeypatch):
 def test_small_pieces_give_the_same_file(tmp_path, monkeypatch):
     source = write_variant(tmp_path / "source", UNTIED, dtype="BF16")
     make(source, tmp_path / "whole")
-    monkeypatch.setattr(module, "PIECE", 100)
+    monkeypatch.setattr(tensor_pieces, "PIECE", 100)
     make(source, tmp_path / "pieces")
     assert (tmp_path / "whole/model.safetensors").read_bytes() == (tmp_path / "pieces/model.safetensors").read_bytes()
 
@@ -200,7 +201,7 @@ def test_text_files_are_copied_and_the_config_says_what_is_int8(tmp_path):
 
 
 def test_progress_counts_every_byte(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "PIECE", 500)
+    monkeypatch.setattr(tensor_pieces, "PIECE", 500)
     source = write_variant(tmp_path / "source", UNTIED, dtype="BF16")
     events = []
     plan = plan_quantize(folder_of(source), tmp_path / "int8", "int8", Recipe())
