@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,7 @@ from tileinfer_core.tensor_pieces import pieces_of
 from tileinfer_core.weights import WeightFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from tileinfer_core.manifest import FileRecord
@@ -54,6 +55,7 @@ TASK = "quantize"
 _REST_BYTES = 64 << 20  # tokenizer.json and the other small files, generously
 _COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "*.md", "LICENSE*")
 _SOURCE_KIND = "int8"
+ROOM = "free some space, or name a folder on another disk: tileinfer quantize MODEL DEST"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ class QuantizePlan:
         if self.disk_bytes > self.free_bytes:
             raise DiskError(
                 f"{self.name} needs {self.disk_bytes:,} bytes in {self.target.parent}, free are {self.free_bytes:,}",
-                hint="free some space, or name a folder on a larger disk: tileinfer quantize MODEL DEST",
+                hint=ROOM,
             )
 
 
@@ -136,7 +138,8 @@ def plan_quantize(
     config = load_unquantised(source)
     files = WeightFiles.open(source.path)
     model, _ = define_from_files(config, files)
-    mine = recipe.for_model(tied=model.tied)
+    columns = math.gcd(*(spec.shape[1] for p in model.parameters for spec in p.parts if len(spec.shape) == 2))
+    mine = recipe.for_model(tied=model.tied, columns=columns)
     parts = tuple(_parts(model, files, mine))
     return QuantizePlan(
         source=source,
@@ -206,14 +209,23 @@ def _is_made(target: Path, origin: dict[str, Any], *, force: bool) -> bool:
         manifest = Manifest.load(target)
     except ModelError:
         manifest = None
+    if manifest is None and not target.is_symlink() and target.is_dir() and not any(target.iterdir()):
+        return False  # nothing is lost
     if manifest is None or manifest.source.get("kind") != _SOURCE_KIND:
         raise UsageError(f"{target} exists and is not a model that `quantize` has made; name another folder")
     same = dict(manifest.source) == origin and origin["weights"] is not None
     if same and not force:
         return True
     if not force:
-        raise UsageError(f"{target} exists, made by: {manifest.source.get('recipe')}", hint="--force makes it again")
+        raise UsageError(f"{target} exists, made by: {_said(manifest.source)}", hint="--force makes it again")
     return False
+
+
+def _said(origin: Mapping[str, Any]) -> str:
+    """What a manifest says of how its folder was made: all that can tell it from another run."""
+    calibrated = "calibrated" if origin.get("calibration") else None
+    kv = f"{origin['kv']} keys and values" if origin.get("kv") else None
+    return ", ".join(filter(None, [str(origin.get("recipe")), calibrated, kv, f"of {origin.get('model')}"]))
 
 
 def execute_quantize(plan: QuantizePlan, quality: QualityOptions | None, on_progress: OnProgress) -> Receipt:
@@ -228,6 +240,13 @@ def execute_quantize(plan: QuantizePlan, quality: QualityOptions | None, on_prog
     plan.check_room()
     if quality is not None:
         choose_backend(quality.backend)  # one that was asked for and is not there is said before the work
+    try:
+        return _execute(plan, quality, on_progress)
+    except DiskError as error:
+        raise DiskError(str(error), hint=ROOM) from error
+
+
+def _execute(plan: QuantizePlan, quality: QualityOptions | None, on_progress: OnProgress) -> Receipt:
     with exclusive(plan.target, plan.name):
         partial = fresh_folder(plan.target.with_name(plan.target.name + PARTIAL))
         try:

@@ -52,18 +52,20 @@ class Recipe:
         if size and (not LEAST <= size <= MOST or size & (size - 1)):
             raise UsageError(f"--group-size must be 0 or a power of two from {LEAST} to {MOST:,}, found {size}")
 
-    def for_model(self, *, tied: bool) -> ModelRecipe:
+    def for_model(self, *, tied: bool, columns: int) -> ModelRecipe:
+        """`columns` divides the columns of every matrix."""
         keeps = self.embedding == "bf16" or (self.embedding is None and not tied)
         kept = () if not keeps else (EMBEDDING, HEAD) if tied else (EMBEDDING,)
-        return ModelRecipe(self.group_size, kept)
+        return ModelRecipe(self.group_size, kept, columns)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRecipe:
-    """A Recipe for one model; modules that end in a name of `kept` stay as they are."""
+    """A Recipe for one model; modules that end in a name of `kept` stay as they are. `columns` as in for_model."""
 
     group_size: int | None
     kept: tuple[str, ...]
+    columns: int
 
     @property
     def name(self) -> str:
@@ -91,7 +93,7 @@ class ModelRecipe:
     def _format(self, module: str, columns: int) -> Int8:
         if self.group_size:
             if columns % self.group_size:
-                fits = next((size for size in (128, 64, 32, 16) if columns % size == 0), 0)
+                fits = next((size for size in (128, 64, 32, 16) if self.columns % size == 0), 0)
                 raise UsageError(
                     f"--group-size {self.group_size} does not divide the {columns} columns of {module}",
                     hint=f"--group-size {fits} does" if fits else "--group-size 0 gives one scale a row",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tileinfer_core.backends.numpy_weights import widen_bfloat16, widen_float16
-from tileinfer_core.errors import DamagedModelError
+from tileinfer_core.errors import DamagedModelError, ModelError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +29,7 @@ def pieces_of(info: TensorInfo, *, whole: bool = False) -> Iterator[tuple[ByteAr
     """(stored bytes, float32 rows) of a tensor in order, or all of it at once. A vector is one row after the other.
 
     Raises:
-        DamagedModelError: the file ends before the tensor does.
+        ModelError: the file can't be read, or ends before the tensor does.
     """
     rows = info.shape[0] if info.shape else 1
     columns = max(1, int(np.prod(info.shape)) // max(1, rows))
@@ -48,7 +48,10 @@ def _read(file: RawIOBase, size: int, path: Path) -> ByteArray:
     raw = np.empty(size, np.uint8)
     view = raw.data
     while view:
-        count = file.readinto(view)
+        try:
+            count = file.readinto(view)
+        except OSError as error:
+            raise ModelError(f"{path}: can't be read: {error.strerror}") from error
         if not count:
             raise DamagedModelError(f"{path}: cut off while it was read: {len(view)} more bytes expected")
         view = view[count:]

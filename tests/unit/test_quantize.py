@@ -322,7 +322,14 @@ def test_a_group_size_that_does_not_divide_names_one_that_does(tmp_path):
     source = write_variant(tmp_path / "source", TIED)
     with pytest.raises(UsageError, match="--group-size 128 does not divide the 64 columns of") as caught:
         make(source, tmp_path / "int8", Recipe(128))
-    assert caught.value.hint == "--group-size 64 does"
+    assert caught.value.hint == "--group-size 16 does"
+
+
+def test_the_size_that_is_named_divides_every_matrix(tmp_path):
+    """The first matrix has 64 columns, but down_proj 112."""
+    with pytest.raises(UsageError, match="--group-size 64 does not divide the 112 columns of") as caught:
+        make(write_variant(tmp_path / "source", TIED), tmp_path / "int8", Recipe(64))
+    assert caught.value.hint == "--group-size 16 does"
 
 
 @pytest.mark.parametrize("size", [-1, 1, 8, 48, 1 << 13])
@@ -403,6 +410,24 @@ def test_a_folder_that_is_not_ours_is_never_replaced(tmp_path, force):
         make(source, tmp_path / "mine", force=force)
     with pytest.raises(UsageError, match="is not a model that `quantize` has made"):
         make(source, source, force=force)
+
+
+def test_an_empty_folder_is_taken(tmp_path):
+    source = write_variant(tmp_path / "source", TIED)
+    (tmp_path / "int8").mkdir()
+    make(source, tmp_path / "int8")
+    assert WeightFiles.open(tmp_path / "int8").names
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "link").symlink_to("nothing")
+    with pytest.raises(UsageError, match="is not a model that `quantize` has made"):
+        make(source, tmp_path / "link")
+
+
+def test_how_a_folder_in_the_way_was_made_is_said(tmp_path):
+    source = write_variant(tmp_path / "source", TIED)
+    make(source, tmp_path / "int8", Recipe(16), kv="int8")
+    with pytest.raises(UsageError, match=r"made by: groups of 16, int8 keys and values, of .*source"):
+        make(source, tmp_path / "int8", Recipe(16))
 
 
 def test_names_of_int8_models(tmp_path):
