@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from tileinfer_core.errors import DamagedModelError, ModelError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from concurrent.futures import Future
     from io import RawIOBase
     from pathlib import Path
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 # Elements at a time. Rounding to INT8 with its error takes 1.3 ns an element where a core's L2 holds the float32 and
 # the temporaries, 1.8 with four or eight times as many.
 PIECE = 1 << 18
+WAITING = 8  # pieces that are read before they are wanted
 
 
 def pieces_of(info: TensorInfo, *, whole: bool = False) -> Iterator[tuple[ByteArray, Float32Array]]:
@@ -37,10 +40,11 @@ def pieces_of(info: TensorInfo, *, whole: bool = False) -> Iterator[tuple[ByteAr
     sizes = [min(step, rows - first) * (info.bytes // rows) for first in range(0, rows, step)]
     with info.file.open("rb", buffering=0) as file, ThreadPoolExecutor(1, "read-pieces") as reader:
         file.seek(info.offset)
-        coming = [reader.submit(_read, file, size, info.file) for size in sizes[:1]]
-        for size in [*sizes[1:], 0]:
-            raw = coming.pop().result()
-            coming.append(reader.submit(_read, file, size, info.file))
+        coming: deque[Future[ByteArray]] = deque()
+        for number in range(len(sizes)):
+            for size in sizes[number + len(coming) : number + WAITING]:
+                coming.append(reader.submit(_read, file, size, info.file))
+            raw = coming.popleft().result()
             yield raw, _float32(raw, info.dtype).reshape(-1, columns)
 
 
