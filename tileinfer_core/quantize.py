@@ -14,6 +14,7 @@ import hashlib
 import json
 import math
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ from tileinfer_core.weights import WeightFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from concurrent.futures import Executor
     from pathlib import Path
 
     from tileinfer_core.manifest import FileRecord
@@ -296,10 +298,11 @@ def _write_weights(
     if plan.calibration is not None:
         calibration = Calibration(plan.source.path, plan.model, plan.calibration)
     errors, done = [], 0
-    with ShardWriter(partial, [t for part in plan.parts for t in part.targets()], SHARD_BYTES) as writer:
+    writer = ShardWriter(partial, [t for part in plan.parts for t in part.targets()], SHARD_BYTES)
+    with ThreadPoolExecutor(1, "read-pieces") as reader, writer:
         on_progress(ProgressEvent(TASK, 0, plan.bytes_before, "bytes"))
         for part in plan.parts:
-            for error, count in _write_part(part, writer, calibration):
+            for error, count in _write_part(part, reader, writer, calibration):
                 if error:
                     errors.append(error)
                 done += count
@@ -308,11 +311,11 @@ def _write_weights(
 
 
 def _write_part(
-    part: _Part, writer: ShardWriter, calibration: Calibration | None
+    part: _Part, reader: Executor, writer: ShardWriter, calibration: Calibration | None
 ) -> Iterator[tuple[TensorError | None, int]]:
     """Writes one tensor; yields its error at the end, and the bytes read as it goes."""
     if part.stored is None:
-        for raw, values in pieces_of(part.info):
+        for raw, values in pieces_of(part.info, reader):
             if not np.isfinite(values.max()) or not np.isfinite(values.min()):
                 raise _not_finite(part)
             writer.write(raw)
@@ -320,7 +323,7 @@ def _write_part(
         return
     factor = calibration.factor(part.parameter) if calibration else None
     scales, squares, wrong = [], 0.0, 0.0
-    for raw, values in pieces_of(part.info, whole=factor is not None):
+    for raw, values in pieces_of(part.info, reader, whole=factor is not None):
         scale = scales_of(values, part.stored.int8.group_size)
         if not np.isfinite(scale.astype(np.float32)).all():
             raise _not_finite(part)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,9 +13,7 @@ from tileinfer_core.errors import DamagedModelError, ModelError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from concurrent.futures import Future
-    from io import RawIOBase
-    from pathlib import Path
+    from concurrent.futures import Executor, Future
 
     from tileinfer_core.weights import TensorInfo
 
@@ -28,8 +26,11 @@ PIECE = 1 << 18
 WAITING = 8  # pieces that are read before they are wanted
 
 
-def pieces_of(info: TensorInfo, *, whole: bool = False) -> Iterator[tuple[ByteArray, Float32Array]]:
+def pieces_of(info: TensorInfo, reader: Executor, *, whole: bool = False) -> Iterator[tuple[ByteArray, Float32Array]]:
     """(stored bytes, float32 rows) of a tensor in order, or all of it at once. A vector is one row after the other.
+
+    The first piece is read here, the next ones by `reader`: on a busy machine a thread may be late, and most tensors
+    of a small model are one piece or two.
 
     Raises:
         ModelError: the file can't be read, or ends before the tensor does.
@@ -37,28 +38,34 @@ def pieces_of(info: TensorInfo, *, whole: bool = False) -> Iterator[tuple[ByteAr
     rows = info.shape[0] if info.shape else 1
     columns = max(1, int(np.prod(info.shape)) // max(1, rows))
     step = rows if whole else max(1, PIECE // columns)
-    sizes = [min(step, rows - first) * (info.bytes // rows) for first in range(0, rows, step)]
-    with info.file.open("rb", buffering=0) as file, ThreadPoolExecutor(1, "read-pieces") as reader:
-        file.seek(info.offset)
-        coming: deque[Future[ByteArray]] = deque()
-        for number in range(len(sizes)):
-            for size in sizes[number + len(coming) : number + WAITING]:
-                coming.append(reader.submit(_read, file, size, info.file))
-            raw = coming.popleft().result()
+    size = step * (info.bytes // rows)
+    starts = range(0, info.bytes, size)
+    rest = iter(starts[1:])
+    coming: deque[Future[ByteArray]] = deque()
+    try:
+        for start in starts:
+            for ahead in islice(rest, WAITING - len(coming)):
+                coming.append(reader.submit(_read, info, ahead, min(size, info.bytes - ahead)))
+            raw = coming.popleft().result() if start else _read(info, start, min(size, info.bytes))
             yield raw, _float32(raw, info.dtype).reshape(-1, columns)
+    finally:
+        for piece in coming:
+            piece.cancel()
 
 
-def _read(file: RawIOBase, size: int, path: Path) -> ByteArray:
+def _read(info: TensorInfo, start: int, size: int) -> ByteArray:
     raw = np.empty(size, np.uint8)
     view = raw.data
-    while view:
-        try:
-            count = file.readinto(view)
-        except OSError as error:
-            raise ModelError(f"{path}: can't be read: {error.strerror}") from error
-        if not count:
-            raise DamagedModelError(f"{path}: cut off while it was read: {len(view)} more bytes expected")
-        view = view[count:]
+    try:
+        with info.file.open("rb", buffering=0) as file:
+            file.seek(info.offset + start)
+            while view:
+                count = file.readinto(view)
+                if not count:
+                    raise DamagedModelError(f"{info.file}: cut off while it was read: {len(view)} more bytes expected")
+                view = view[count:]
+    except OSError as error:
+        raise ModelError(f"{info.file}: can't be read: {error.strerror}") from error
     return raw
 
 

@@ -1,9 +1,9 @@
-"""A tensor read in pieces is the tensor; what can't be read is said by name, and no thread stays behind."""
+"""A tensor read in pieces is the tensor, and what can't be read is said by name."""
 
 from __future__ import annotations
 
 import threading
-from itertools import islice
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -22,50 +22,62 @@ ARRAYS = {
 }
 
 
-def threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("read-pieces")]
+@pytest.fixture
+def reader():
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
 
 
 @pytest.mark.parametrize("piece", [1, 24, 100, 240, 1 << 18])
 @pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
-def test_pieces_make_the_tensor(tmp_path, monkeypatch, dtype, piece):
+def test_pieces_make_the_tensor(tmp_path, monkeypatch, reader, dtype, piece):
     monkeypatch.setattr(tensor_pieces, "PIECE", piece)
     files = WeightFiles.open(write_checkpoint(tmp_path, {}, ARRAYS, dtype))
     for name, array in ARRAYS.items():
         stored = array.astype(SAFETENSORS_DTYPES[dtype])
         for whole in (False, True):
-            raws, values = zip(*pieces_of(files.info(name), whole=whole), strict=True)
+            raws, values = zip(*pieces_of(files.info(name), reader, whole=whole), strict=True)
             assert b"".join(raw.tobytes() for raw in raws) == stored.tobytes()
             np.testing.assert_array_equal(np.concatenate(values).reshape(array.shape), stored.astype(np.float32))
             assert len(raws) == 1 or not whole
-    assert not threads()
 
 
-def test_a_reader_that_is_left_ends(tmp_path, monkeypatch):
+def test_what_nobody_waits_for_is_not_read(tmp_path, monkeypatch, reader):
     monkeypatch.setattr(tensor_pieces, "PIECE", 24)
-    pieces = pieces_of(WeightFiles.open(write_checkpoint(tmp_path, {}, ARRAYS)).info("matrix"))
-    assert len(list(islice(pieces, 2))) == 2
+    read, begin = [], threading.Event()
+    real = tensor_pieces._read
+
+    def slow(info, start, size):
+        if start:
+            begin.wait(10)
+        read.append(start)
+        return real(info, start, size)
+
+    monkeypatch.setattr(tensor_pieces, "_read", slow)
+    pieces = pieces_of(WeightFiles.open(write_checkpoint(tmp_path, {}, ARRAYS)).info("matrix"), reader)
+    next(pieces)
     pieces.close()
-    assert not threads()
+    begin.set()
+    reader.shutdown()
+    assert read in ([0], [0, 24 * 4])
 
 
-def test_a_file_that_shrinks_is_named(tmp_path, monkeypatch):
+def test_a_file_that_shrinks_is_named(tmp_path, monkeypatch, reader):
     monkeypatch.setattr(tensor_pieces, "PIECE", 24)
     info = WeightFiles.open(write_checkpoint(tmp_path, {}, {"matrix": ARRAYS["matrix"]})).info("matrix")
     info.file.write_bytes(info.file.read_bytes()[:-50])
     with pytest.raises(DamagedModelError, match=r"model\.safetensors: cut off while it was read: 50 more bytes"):
-        list(pieces_of(info))
-    assert not threads()
+        list(pieces_of(info, reader))
 
 
-def test_an_error_of_the_disk_names_the_file_that_was_read(tmp_path, monkeypatch):
+def test_an_error_of_the_disk_names_the_file_that_was_read(tmp_path, monkeypatch, reader):
     def failing(*_):
         raise OSError(5, "Input/output error")
 
     info = WeightFiles.open(write_checkpoint(tmp_path, {}, ARRAYS)).info("matrix")
     monkeypatch.setattr(type(info.file), "open", lambda *_, **__: Broken(failing))
     with pytest.raises(ModelError, match=r"model\.safetensors: can't be read: Input/output error"):
-        list(pieces_of(info))
+        list(pieces_of(info, reader))
 
 
 class Broken:
