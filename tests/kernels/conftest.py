@@ -66,6 +66,7 @@ class GpuMachine:
 
         self._cupy = cupy
         self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._in_use: list[Any] = []  # CuPy gives freed memory away while a launch may still read it
         self.arch = gpu_arch()
         self.pdl = pdl
         self.launcher: Any = GpuLauncher(self._stream.ptr, self.arch, pdl=pdl)
@@ -73,6 +74,7 @@ class GpuMachine:
     def array(self, values: Any, dtype: str | None = None) -> Any:
         copy = self._cupy.asarray(np.array(values, dtype=None if dtype is None else DTYPES[dtype]))
         self._cupy.cuda.Device().synchronize()
+        self._in_use.append(copy)
         return copy
 
     def empty(self, shape: int | tuple[int, ...], dtype: str) -> Any:
