@@ -4,8 +4,8 @@
     <module>.weight_shape    int64 [2]: out, in
 
 In memory those are a row's weights byte by byte in their order: a byte plus 128 is the byte with its top bit flipped.
-So nothing is ever unpacked, only flipped. Rows whose columns are no multiple of four have padding that this would
-take for weights: they are neither written nor read.
+So nothing is ever unpacked, only flipped. Rows whose columns are no multiple of four end in padding, which counts as
+columns here: they are not written, and one that is read does not fit its config. `weight_shape` says nothing new.
 """
 
 from __future__ import annotations

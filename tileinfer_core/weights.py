@@ -36,6 +36,8 @@ MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
 FLOAT_DTYPES = frozenset({"bfloat16", "float16", "float32"})
 INT8_DTYPES = frozenset({"int8"})
 WEIGHT = "weight"
+_NAMES = {stored: dtype_name(dtype) for stored, dtype in SAFETENSORS_DTYPES.items()}
+_BY_NAME = {dtype_name(dtype): dtype for dtype in SAFETENSORS_DTYPES.values()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +104,18 @@ class WeightFiles:
         return files
 
     def _show_packed_as_int8(self) -> None:
-        """Packed tensors of 8 bits take the place of their weights. Those of fewer bits stay what they are."""
+        """Packed tensors take the place of their weights. Of fewer bits than 8, they have too few columns then."""
         for name in [name for name in self._tensors if name.endswith(PACKED)]:
             info, module = self._tensors[name], name.removesuffix(PACKED)
             weight, shape = module + WEIGHT, module + SHAPE
             if info.dtype != "int32" or len(info.shape) != 2:
                 continue
-            rows, columns = info.shape[0], info.shape[1] * PACKING
-            if shape in self._tensors and self.read(shape).tolist() != [rows, columns]:
-                continue
             if weight in self._tensors:
                 raise DamagedModelError(f"{self.folder}: {weight} is there twice, once packed")
             del self._tensors[name]
             self._tensors.pop(shape, None)
-            self._tensors[weight] = replace(info, shape=(rows, columns), dtype="int8", packed=True)
+            rows, words = info.shape
+            self._tensors[weight] = replace(info, shape=(rows, words * PACKING), dtype="int8", packed=True)
 
     @property
     def names(self) -> frozenset[str]:
@@ -139,8 +139,7 @@ class WeightFiles:
         if info.packed:
             raw = np.array(raw)
             flip(raw)
-        dtype = next(dtype for dtype in SAFETENSORS_DTYPES.values() if dtype_name(dtype) == info.dtype)
-        return raw.view(dtype).reshape(info.shape)
+        return raw.view(_BY_NAME[info.dtype]).reshape(info.shape)
 
     def _mapped(self, path: Path) -> Array:
         if path not in self._maps:
@@ -233,7 +232,7 @@ def _tensor_info(path: Path, name: str, entry: object, data_start: int) -> Tenso
             path,
             f"tensor {name!r} of shape {shape} and type {dtype} needs {expected} bytes, its range has {end - begin}",
         )
-    return TensorInfo(tuple(shape), dtype_name(SAFETENSORS_DTYPES[dtype]), path, expected, data_start + begin)
+    return TensorInfo(tuple(shape), _NAMES[dtype], path, expected, data_start + begin)
 
 
 def _check_ranges(path: Path, tensors: dict[str, TensorInfo], data_start: int, size: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -109,6 +110,34 @@ def test_a_killed_run_leaves_nothing_that_looks_whole(
     assert tileinfer("quantize", model, "--eval-tokens", "0").code == 0
     assert "parrot-int8.partial" not in names(tmp_path)
     assert tileinfer("verify", tmp_path / "parrot-int8").code == 0
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs resource limits")
+@pytest.mark.parametrize("most", [0, 100_000, 600_000])
+def test_a_disk_that_fills_up_is_code_6_and_leaves_nothing(
+    environment: dict[str, str], model: Path, tmp_path: Path, most: int
+) -> None:
+    """No file may have more than so many bytes: config.json can't be written, or the weights only in part."""
+    import resource
+
+    done = subprocess.run(
+        [*COMMAND, "quantize", str(model), "--eval-tokens", "0"],
+        env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)),
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (6, ""), done.stderr
+    assert "File too large" in done.stderr
+    assert "name a folder on another disk" in done.stderr
+    assert names(tmp_path) - {"home"} == {"parrot"}
+
+
+@pytest.mark.parametrize("embedding", ["int8", "bf16"])
+def test_either_embedding(tileinfer: Callable[..., Result], model: Path, tmp_path: Path, embedding: str) -> None:
+    assert tileinfer("quantize", model, "--eval-tokens", "0", "--embedding", embedding, "-q").code == 0
+    int8 = tmp_path / "parrot-int8"
+    assert tileinfer("generate", "-m", int8, "hi", "--temperature", "0").out == "Hello, world!\n"
+    parts = json.loads(tileinfer("show", int8, "--json").out)["int8"]
+    assert ("embed_tokens" in parts.get("not quantised", [])) == (embedding == "bf16")
 
 
 def test_two_runs_at_once(tileinfer: Callable[..., Result], environment: dict[str, str], model: Path) -> None:
