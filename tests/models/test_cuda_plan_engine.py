@@ -178,6 +178,7 @@ def test_packed_layers_and_head_with_an_embedding_in_half_precision(pair):
     """As `quantize` writes a model whose head is a matrix of its own."""
     p = pair("qwen3-bias", dtype="F16", int8=(None, 32), kept=("model.embed_tokens",), pack=True)
     assert (p.model.int8("embedding"), p.model.int8("lm_head")) == (None, Int8(32))
+    assert p.cuda.weight_bytes - p.cuda.step_weight_bytes == 2 * p.model.config.vocab_size * p.model.config.hidden_size
     prompt = p.ids(61)
     cache = p.cuda.new_cache(256)
     logits = p.cuda.logits(cache, prompt)
