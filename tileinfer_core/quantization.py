@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 METHOD = "compressed-tensors"
 PLAIN, PACKED = "int-quantized", "pack-quantized"
 FORMATS = (PLAIN, "naive-quantized", PACKED)  # the first two are one layout
+STATUSES = ("compressed", "frozen")  # a frozen model may be in half precision yet; its tensors are then refused
 EMBEDDING_CLASS, LINEAR_CLASS = "Embedding", "Linear"
 SUPPORTED = (
     "supported: INT8 weights, symmetric, one scale a row or a group, in the compressed-tensors layouts int-quantized "
@@ -95,7 +96,7 @@ def read_quantization(section: object, where: str) -> Quantization | None:
 
 def _refuse_sections(section: Mapping[str, Any], where: str) -> None:
     status = section.get("quantization_status", "compressed")
-    if status != "compressed":
+    if status not in STATUSES:
         raise _refused(where, f"a checkpoint of quantization_status {_short(status)}, expected 'compressed'")
     sparsity = section.get("sparsity_config") or {}
     if sparsity and not (isinstance(sparsity, dict) and sparsity.get("format") == "dense"):

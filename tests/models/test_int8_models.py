@@ -20,6 +20,7 @@ from tests.int8_oracle import dequantise, quantise
 from tests.reference.tiny_models import VARIANTS, prompt, tensors
 from tileinfer_core.backends import numpy_weights
 from tileinfer_core.backends.numpy_weights import load_arrays
+from tileinfer_core.completeness import quantization
 from tileinfer_core.config import ModelConfig
 from tileinfer_core.errors import DamagedModelError, ModelError, UnsupportedModelError
 from tileinfer_core.models.define import define_from_files
@@ -207,6 +208,25 @@ def test_a_quantization_config_without_int8_tensors_is_refused(tmp_path):
     config = {**VARIANTS[TIED], "quantization_config": quantization_config({"Linear": None})}
     with pytest.raises(ModelError, match=r"21 missing: .*weight_scale.* 21 of another type: .* expected int8"):
         define(write_checkpoint(tmp_path, config, tensors(TIED)))
+
+
+def test_a_frozen_model_that_is_in_half_precision_is_refused(tmp_path):
+    """Rounded weights that were never made INT8; the config alone does not tell."""
+    section = quantization_config({"Linear": None}, quantization_status="frozen")
+    arrays = int8_tensors(tensors(TIED), None, None)
+    arrays = {name: array.astype(np.float32) if array.dtype == np.int8 else array for name, array in arrays.items()}
+    with pytest.raises(ModelError, match=r"21 of another type: .* is bfloat16, expected int8"):
+        define(write_checkpoint(tmp_path, {**VARIANTS[TIED], "quantization_config": section}, arrays, "BF16"))
+
+
+def test_the_sections_name_in_older_files(tmp_path):
+    folder = write_int8_variant(tmp_path, TIED, head=16)
+    config = json.loads((folder / "config.json").read_text())
+    config["compression_config"] = config.pop("quantization_config")
+    (folder / "config.json").write_text(json.dumps(config))
+    model, _ = define(folder)
+    assert (model.int8("lm_head"), model.int8("o_proj", 1)) == (Int8(16), Int8())
+    assert quantization(folder) == "int8"
 
 
 def test_scales_of_another_shape_are_refused(tmp_path):

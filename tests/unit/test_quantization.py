@@ -77,6 +77,10 @@ def test_every_layout_of_8_bits(layout, size):
     assert read(quantization_config({"Linear": size}, format=layout)).of(LINEAR) == Int8(size)
 
 
+def test_what_older_files_call_a_compressed_model():
+    assert read(quantization_config({"Linear": None}, quantization_status="frozen")).of(LINEAR) == Int8()
+
+
 def test_the_format_of_a_group_wins():
     assert read(changed("config_groups", {
         "g": {**changed("format", "x")["config_groups"]["group_0"], "format": "int-quantized"}
@@ -94,7 +98,7 @@ def test_other_methods_are_refused_by_name(method):
     [
         ("format", "float-quantized", "'float-quantized'"),
         ("format", None, "format None"),
-        ("quantization_status", "frozen", "'frozen'"),
+        ("quantization_status", "calibration", "'calibration'"),
         ("sparsity_config", {"format": "sparse-24-bitmask"}, "sparsity_config"),
         ("kv_cache_scheme", {"num_bits": 8, "type": "float"}, "kv_cache_scheme"),
         ("transform_config", {"config_groups": {"R1": {}}}, "transform_config"),
