@@ -76,6 +76,28 @@ def quantization_config(groups: Mapping[str, int | None], **changes: Any) -> dic
     return section | changes
 
 
+def packed_words(q: np.ndarray) -> np.ndarray:
+    """int8 [N, K] -> int32 [N, K / 4], number by number: word = Σ (q[4·i + j] + 128) · 256^j."""
+    words = np.zeros((q.shape[0], q.shape[1] // 4), np.int64)
+    for n in range(words.shape[0]):
+        for i in range(words.shape[1]):
+            words[n, i] = sum((int(q[n, 4 * i + j]) + 128) << (8 * j) for j in range(4))
+    return words.astype(np.uint32).view(np.int32)
+
+
+def packed(stored: Mapping[str, np.ndarray], but: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
+    """The "pack-quantized" layout of tensors in the "int-quantized" one; modules named in `but` stay."""
+    found = {}
+    for name, array in stored.items():
+        module = name.removesuffix(".weight")
+        if array.dtype != np.int8 or module.endswith(but or ("!",)):
+            found[name] = array
+            continue
+        found[module + ".weight_packed"] = packed_words(array)
+        found[module + ".weight_shape"] = np.array(array.shape, np.int64)
+    return found
+
+
 def int8_tensors(
     arrays: Mapping[str, np.ndarray], layers: int | None, head: int | None, dtype: np.dtype = BFLOAT16
 ) -> dict[str, np.ndarray]:
@@ -92,12 +114,19 @@ def int8_tensors(
 
 
 def write_int8_variant(
-    folder: Path, name: str, *, layers: int | None = None, head: int | None = None, dtype: str = "BF16"
+    folder: Path,
+    name: str,
+    *,
+    layers: int | None = None,
+    head: int | None = None,
+    dtype: str = "BF16",
+    layout: str = "int-quantized",
 ) -> Path:
     """A tiny model with every matrix in INT8: `layers` and `head` are group sizes, None for one scale a row."""
     groups = {"Linear": layers, "model.embed_tokens": head, "lm_head": head}
-    config = {**VARIANTS[name], "quantization_config": quantization_config(groups)}
-    return write_checkpoint(folder, config, int8_tensors(tensors(name), layers, head), dtype)
+    config = {**VARIANTS[name], "quantization_config": quantization_config(groups, format=layout)}
+    stored = int8_tensors(tensors(name), layers, head)
+    return write_checkpoint(folder, config, packed(stored) if layout == "pack-quantized" else stored, dtype)
 
 
 def write_quantised(folder: Path, name: str, section: Mapping[str, Any], **changes: Any) -> Path:

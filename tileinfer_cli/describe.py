@@ -52,7 +52,9 @@ def describe(folder: ModelFolder, settings: Settings) -> dict[str, Any]:
         "memory": {
             "weights_on_disk_bytes": sum(tensor.bytes for tensor in tensors),
             "weights_bytes": sum(weight_bytes(p, backend.name) for p in model.parameters),
-            "decode_bytes_per_token": sum(weight_bytes(p, backend.name) for p in model.parameters if is_read(p, model)),
+            "decode_bytes_per_token": sum(
+                weight_bytes(p, backend.name) for p in model.parameters if not model.only_looked_up(p.name)
+            ),
             "kv_bytes_per_token": per_token,
             "kv_bytes_full_context": per_token * config.max_context,
         },
@@ -81,11 +83,6 @@ def weight_bytes(parameter: Parameter, backend: str) -> int:
     if backend == "cpu":
         return 0 if parameter.is_scale else 4 * count
     return count * (1 if parameter.int8 else 4 if parameter.is_scale else _BYTES[backend])
-
-
-def is_read(parameter: Parameter, model: ModelDefinition) -> bool:
-    """Whether a decoded token reads all of it: everything but an embedding that is not the head too."""
-    return model.tied or not parameter.name.startswith("model.embed_tokens.")
 
 
 def int8_parts(model: ModelDefinition) -> dict[str, list[str]]:

@@ -39,6 +39,11 @@ class WeightFormat(enum.StrEnum):
     int8 = "int8"
 
 
+class EmbeddingFormat(enum.StrEnum):
+    int8 = "int8"
+    bf16 = "bf16"
+
+
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="Alias, ORG/NAME, folder or .gguf file.", show_default=False)
 ]
@@ -171,6 +176,15 @@ class QuantizeFlags:
             metavar="N",
             help="One scale for N columns everywhere; 0: for a row everywhere. Without it: a row, and groups of 64 in "
             "the layers that lose most.",
+            rich_help_panel=_QUANTIZE,
+        ),
+    ] = None
+    embedding: Annotated[
+        EmbeddingFormat | None,
+        typer.Option(
+            "--embedding",
+            help="Without it: int8 where it is the output head too; otherwise bf16, as the model has it, which is no "
+            "slower. vLLM needs bf16.",
             rich_help_panel=_QUANTIZE,
         ),
     ] = None

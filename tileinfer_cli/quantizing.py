@@ -26,9 +26,9 @@ def check(how: QuantizeFlags, *, wanted: bool) -> None:
     Recipe(how.group_size)
     if how.eval_tokens < 0:
         raise UsageError(f"--eval-tokens must be at least 0, found {how.eval_tokens}")
-    given = {"--group-size": how.group_size is not None, "--calibrate": how.calibrate is not None}
-    for flag, present in given.items():
-        if present and not wanted:
+    given = {"--group-size": how.group_size, "--embedding": how.embedding, "--calibrate": how.calibrate}
+    for flag, value in given.items():
+        if value is not None and not wanted:
             raise UsageError(f"{flag} has no effect without --quantize")
 
 
@@ -40,7 +40,7 @@ def plan_of(
 
     load_unquantised(source)
     text = read_text(how.calibrate) if how.calibrate else None
-    recipe = Recipe(how.group_size)
+    recipe = Recipe(how.group_size, how.embedding.value if how.embedding else None)
     name, target = opening.open_store(settings).int8_target(source)
     if dest is not None:
         name, target = str(dest), dest.expanduser().absolute()

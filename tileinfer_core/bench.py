@@ -10,7 +10,6 @@ context. That is a lower bound for what must move at batch 1.
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from contextlib import closing
@@ -23,7 +22,6 @@ from tileinfer_core.backends.select import choose_backend, load_runner
 from tileinfer_core.config import ModelConfig
 from tileinfer_core.errors import UsageError
 from tileinfer_core.jsonfile import read_json_object
-from tileinfer_core.models.decoder import EMBEDDING
 from tileinfer_core.models.define import define_from_files, define_model
 from tileinfer_core.progress import ProgressEvent, silent
 from tileinfer_core.sampling import SamplingParams
@@ -276,17 +274,14 @@ class _Bench:
                 return (tokens - 1) / (time.perf_counter() - start)
 
         spread = self._repeat(measure)
-        moved = decode_bytes(self._runner, self._model, context + tokens // 2)
+        moved = decode_bytes(self._runner, context + tokens // 2)
         rate = moved * spread.median
         return DecodeResult(context, spread, 1 / spread.median, moved, rate / ceilings.copy, rate / ceilings.read)
 
 
-def decode_bytes(runner: Runner, model: ModelDefinition, context: int) -> int:
+def decode_bytes(runner: Runner, context: int) -> int:
     """The least that one decode step reads at `context` tokens."""
-    elements = {parameter.name: math.prod(parameter.shape) for parameter in model.parameters}
-    whole = sum(elements.values())
-    unread = 0 if model.tied else elements[EMBEDDING]
-    return runner.weight_bytes * (whole - unread) // whole + runner.kv_bytes_per_token * context
+    return runner.step_weight_bytes + runner.kv_bytes_per_token * context
 
 
 def cpu_ceilings() -> Ceilings:

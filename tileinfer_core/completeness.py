@@ -71,7 +71,7 @@ def quantization(folder: Path) -> str | None:
     """How the weights are quantised, by config.json; None when they are not, or when that can't be told."""
     try:
         config: Any = read_json_object(folder / "config.json")
-        section = config.get("quantization_config")
+        section = config.get("quantization_config") or config.get("compression_config")
         if not section:
             return None
         groups: dict[str, Any] = section.get("config_groups", {})

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 # Fields that change the result, with the values under which they do not.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
-        "compression_config": ({},),  # quantization_config's name in files of 2024
         "attn_logit_softcapping": (),
         "final_logit_softcapping": (),
         "logit_softcapping": (),
@@ -165,7 +164,7 @@ class ModelConfig:
             "bos_token_id": bos[0] if bos else None,
             "dtype": _dtype(fields),
             "kv": _kv(fields),
-            "quantization": read_quantization(fields.raw("quantization_config"), where),
+            "quantization": read_quantization(_quantization(fields), where),
             "sliding_window": _sliding_window(fields, where, layers),
         }
         return cls(**config, unread=fields.unread)
@@ -275,6 +274,13 @@ def _kv(fields: Fields) -> str | None:
         raise fields.error("tileinfer", f'a table whose "kv" is one of {", ".join(KV_FORMATS)}', table)
     kv: str | None = table.get("kv")
     return kv
+
+
+def _quantization(fields: Fields) -> object:
+    """How the weights are quantised: by the name of 2024's files where there is none of today's."""
+    section = fields.raw("quantization_config")
+    older = fields.raw("compression_config")
+    return older if section in (None, {}) else section
 
 
 def _dtype(fields: Fields) -> str | None:

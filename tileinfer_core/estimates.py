@@ -1,7 +1,8 @@
 """How much memory a model takes, from its config alone: weights and keys and values, in 16 bits and in INT8.
 
-INT8 here is what `quantize` writes: every matrix one byte an element, with a 16-bit scale for each row, or for each
-GROUP columns in the down products, embedding and head. Norms and biases stay as they are.
+INT8 of a model that is quantised is what it has. Of others it is what `quantize` would write: every matrix one byte an
+element, with a 16-bit scale for each row, or for each GROUP columns in the down products and the head. Norms and biases
+stay as they are, as does an embedding that is not the head.
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ GROUP = 64
 def weight_bytes(model: ModelDefinition, weights: Weights) -> int:
     """All arrays, each once: a tied head is the embedding."""
     item = 4 if weights == "float32" else 2
+    if weights == "int8" and model.config.quantization is not None:
+        return sum(math.prod(p.shape) * (1 if p.int8 else item) for p in model.parameters)
     total = 0
     for parameter in _numbers(model):
         elements = math.prod(parameter.shape)
-        if weights != "int8" or len(parameter.shape) == 1:
+        kept = len(parameter.shape) == 1 or (parameter.name == EMBEDDING and not model.tied)
+        if weights != "int8" or kept:
             total += elements * item
             continue
         rows, columns = parameter.shape

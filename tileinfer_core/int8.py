@@ -32,12 +32,27 @@ def grouped(weight: Array, group_size: int | None) -> Array:
 
 
 def scales_of(weight: Float32Array, group_size: int | None) -> Array:
-    """The scales of weight [N, K]: BF16 [N, groups]."""
-    groups = grouped(weight, group_size)
-    largest = np.maximum(groups.max(axis=-1), -groups.min(axis=-1))  # [N, groups]; no array of |w|
+    """The scales of weight [N, K]: BF16 [N, groups]. Not finite where one of their weights is not."""
+    largest = _largest(weight, group_size or weight.shape[1])
     scales = np.maximum(largest / np.float32(LARGEST), SMALLEST_SCALE)
     scales[largest == 0] = 1
     return _bfloat16_up(scales)
+
+
+def _largest(weight: Float32Array, size: int) -> Float32Array:
+    """Largest |w| of each group: [N, groups]. Not finite where one of its numbers is not.
+
+    Without their signs, floats are ordered as their bits are. Groups are halved until they have one number: NumPy's
+    maximum over short rows takes 1 ns a number, this 0.4.
+    """
+    bits = weight.view(np.uint32) & np.uint32(0x7FFFFFFF)  # [N, K]
+    if size == weight.shape[1] or size & (size - 1):
+        return cast("Float32Array", grouped(bits, size).max(axis=-1).view(np.float32))
+    flat = bits.reshape(-1)
+    while size > 1:
+        flat = np.maximum(flat[::2], flat[1::2])
+        size //= 2
+    return flat.view(np.float32).reshape(weight.shape[0], -1)
 
 
 def _bfloat16_up(values: Float32Array) -> Array:

@@ -1,13 +1,14 @@
 """Which modules of a model are INT8, by the quantization_config of its config.json, and what else is refused by name.
 
-The layout is compressed-tensors' "int-quantized", as TileInfer and llm-compressor write it:
+The layouts are compressed-tensors', as TileInfer and llm-compressor write them:
 
-    <module>.weight         int8 [out, in]
+    <module>.weight         int8 [out, in] ("int-quantized"), or packed into int32 words by another name
+                            ("pack-quantized", packed_int8.py); which of the two, the files themselves say
     <module>.weight_scale   [out, 1] with the strategy "channel", [out, in / group_size] with "group"
 
 A weight is scale · int8, symmetric: there is no zero point. Activations that such a file wants quantised per token
 (W8A8, dynamic) are computed at least as exactly here; the weights are the same. Everything else (fp8, awq, gptq,
-packed 4 bits, zero points, static activation scales …) changes what the tensors mean and is an UnsupportedModelError.
+4 bits, zero points, static activation scales …) changes what the tensors mean and is an UnsupportedModelError.
 
 This file imports no array library: a model is refused before anything is loaded.
 """
@@ -24,10 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 METHOD = "compressed-tensors"
-FORMATS = ("int-quantized", "naive-quantized")  # one layout by two names
+PLAIN, PACKED = "int-quantized", "pack-quantized"
+FORMATS = (PLAIN, "naive-quantized", PACKED)  # the first two are one layout
+STATUSES = ("compressed", "frozen")  # a frozen model may be in half precision yet; its tensors are then refused
 EMBEDDING_CLASS, LINEAR_CLASS = "Embedding", "Linear"
 SUPPORTED = (
-    "supported: INT8 weights, symmetric, one scale a row or a group, in the compressed-tensors int-quantized layout"
+    "supported: INT8 weights, symmetric, one scale a row or a group, in the compressed-tensors layouts int-quantized "
+    "and pack-quantized"
 )
 
 
@@ -96,7 +100,7 @@ def read_quantization(section: object, where: str) -> Quantization | None:
 
 def _refuse_sections(section: Mapping[str, Any], where: str) -> None:
     status = section.get("quantization_status", "compressed")
-    if status != "compressed":
+    if status not in STATUSES:
         raise _refused(where, f"a checkpoint of quantization_status {_short(status)}, expected 'compressed'")
     sparsity = section.get("sparsity_config") or {}
     if sparsity and not (isinstance(sparsity, dict) and sparsity.get("format") == "dense"):

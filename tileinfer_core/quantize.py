@@ -1,7 +1,8 @@
 """Makes an INT8 model folder from an unquantised one, tensor by tensor, in the layout that quantization.py reads.
 
-Memory stays below two of the largest tensor, whatever the model's size: plain rounding reads and writes some rows at a
-time. Calibration (calibrate.py) holds one layer and the sums over its inputs besides.
+Memory stays below two of the largest tensor, whatever the model's size: plain rounding takes some rows at a time, while
+one thread reads the next and another writes the last. Calibration (calibrate.py) holds one layer and the sums over its
+inputs besides.
 
 The folder is made under a temporary name and takes its own in one step, its manifest written last: a run that is killed
 leaves nothing that a command would load, and the next one starts clean.
@@ -11,13 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tileinfer_core.backends.numpy_weights import widen_bfloat16, widen_float16
 from tileinfer_core.backends.select import choose_backend
 from tileinfer_core.calibrate import Calibration
 from tileinfer_core.compensate import round_compensated
@@ -30,30 +32,32 @@ from tileinfer_core.manifest import MANIFEST_NAME, Manifest, record_of
 from tileinfer_core.models.decoder import EMBEDDING, LM_HEAD
 from tileinfer_core.models.define import define_from_files
 from tileinfer_core.models.structure import scale_name
+from tileinfer_core.packed_int8 import PACKED, PACKING, SHAPE, flip
 from tileinfer_core.progress import OnProgress, ProgressEvent
 from tileinfer_core.pull_plan import exclusive, lock_path
-from tileinfer_core.quantize_recipe import Recipe, quantization_config
+from tileinfer_core.quantize_recipe import HEAD, quantization_config
 from tileinfer_core.receipt import RECEIPT_NAME, Receipt, TensorError, measure_quality
 from tileinfer_core.safetensors_writer import SHARD_BYTES, ShardWriter, Target
+from tileinfer_core.tensor_pieces import pieces_of
 from tileinfer_core.weights import WeightFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+    from concurrent.futures import Executor
     from pathlib import Path
 
+    from tileinfer_core.manifest import FileRecord
     from tileinfer_core.models.decoder import ModelDefinition
-    from tileinfer_core.quantization import Int8
+    from tileinfer_core.quantize_recipe import ModelRecipe, Recipe, Stored
     from tileinfer_core.receipt import Quality, QualityOptions
     from tileinfer_core.store import ModelFolder
     from tileinfer_core.weights import TensorInfo
 
-    Float32Array = np.ndarray[Any, np.dtype[np.float32]]
-
 TASK = "quantize"
-PIECE = 1 << 21  # elements at a time: 8 MiB of float32, and the temporaries of rounding them
 _REST_BYTES = 64 << 20  # tokenizer.json and the other small files, generously
 _COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "*.md", "LICENSE*")
 _SOURCE_KIND = "int8"
+ROOM = "free some space, or name a folder on another disk: tileinfer quantize MODEL DEST"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +67,22 @@ class _Part:
     name: str
     info: TensorInfo
     parameter: str
-    int8: Int8 | None
+    stored: Stored | None
     tied: bool
+
+    @property
+    def module(self) -> str:
+        return self.name.removesuffix(".weight")
 
     def targets(self) -> list[Target]:
         """What is written. A tied head has no weights of its own, but Transformers wants its scales by its name."""
-        if self.int8 is None:
+        if self.stored is None:
             return [Target(self.name, self.info.dtype, self.info.shape)]
         rows, columns = self.info.shape
-        scales = Target(scale_name(self.name), "bfloat16", (rows, self.int8.groups(columns)))
+        scales = Target(scale_name(self.name), "bfloat16", (rows, self.stored.int8.groups(columns)))
+        if self.stored.packed:
+            words = Target(f"{self.module}.{PACKED}", "int32", (rows, columns // PACKING))
+            return [words, scales, Target(f"{self.module}.{SHAPE}", "int64", (2,))]
         again = [replace(scales, name=scale_name(LM_HEAD))] if self.tied else []
         return [Target(self.name, "int8", self.info.shape), scales, *again]
 
@@ -83,7 +94,7 @@ class QuantizePlan:
     source: ModelFolder
     target: Path
     name: str
-    recipe: Recipe
+    recipe: ModelRecipe
     model: ModelDefinition
     parts: tuple[_Part, ...]
     bytes_before: int
@@ -102,7 +113,7 @@ class QuantizePlan:
         if self.disk_bytes > self.free_bytes:
             raise DiskError(
                 f"{self.name} needs {self.disk_bytes:,} bytes in {self.target.parent}, free are {self.free_bytes:,}",
-                hint="free some space, or name a folder on a larger disk: tileinfer quantize MODEL DEST",
+                hint=ROOM,
             )
 
 
@@ -129,12 +140,14 @@ def plan_quantize(
     config = load_unquantised(source)
     files = WeightFiles.open(source.path)
     model, _ = define_from_files(config, files)
-    parts = tuple(_parts(model, files, recipe))
+    columns = math.gcd(*(spec.shape[1] for p in model.parameters for spec in p.parts if len(spec.shape) == 2))
+    mine = recipe.for_model(tied=model.tied, columns=columns)
+    parts = tuple(_parts(model, files, mine))
     return QuantizePlan(
         source=source,
         target=target,
         name=name,
-        recipe=recipe,
+        recipe=mine,
         model=model,
         parts=parts,
         bytes_before=sum(part.info.bytes for part in parts),
@@ -142,7 +155,7 @@ def plan_quantize(
         free_bytes=free_bytes(target),
         calibration=calibration,
         kv=kv,
-        complete=_is_made(target, _origin(source, recipe, calibration, kv), force=force),
+        complete=_is_made(target, _origin(source, mine, calibration, kv), force=force),
     )
 
 
@@ -162,7 +175,7 @@ def load_unquantised(source: ModelFolder) -> ModelConfig:
     return config
 
 
-def _parts(model: ModelDefinition, files: WeightFiles, recipe: Recipe) -> Iterator[_Part]:
+def _parts(model: ModelDefinition, files: WeightFiles, recipe: ModelRecipe) -> Iterator[_Part]:
     """In the order in which they are written: the layers first, since calibration knows the head's inputs last."""
     for parameter in sorted(model.parameters, key=lambda parameter: ".layers." not in parameter.name):
         for spec in parameter.parts:
@@ -170,11 +183,11 @@ def _parts(model: ModelDefinition, files: WeightFiles, recipe: Recipe) -> Iterat
                 continue
             info = files.info(spec.name)
             is_matrix = len(info.shape) == 2
-            int8 = recipe.of(spec.name.removesuffix(".weight"), info.shape[1]) if is_matrix else None
-            yield _Part(spec.name, info, parameter.name, int8, model.tied and parameter.name == EMBEDDING)
+            stored = recipe.of(spec.name.removesuffix(".weight"), info.shape[1]) if is_matrix else None
+            yield _Part(spec.name, info, parameter.name, stored, model.tied and parameter.name == EMBEDDING)
 
 
-def _origin(source: ModelFolder, recipe: Recipe, calibration: str | None, kv: str | None) -> dict[str, Any]:
+def _origin(source: ModelFolder, recipe: ModelRecipe, calibration: str | None, kv: str | None) -> dict[str, Any]:
     """The manifest's `source`. The weights of the same files by the same recipe are the same."""
     manifest = Manifest.load(source.path)
     weights = (
@@ -198,14 +211,23 @@ def _is_made(target: Path, origin: dict[str, Any], *, force: bool) -> bool:
         manifest = Manifest.load(target)
     except ModelError:
         manifest = None
+    if manifest is None and not target.is_symlink() and target.is_dir() and not any(target.iterdir()):
+        return False  # nothing is lost
     if manifest is None or manifest.source.get("kind") != _SOURCE_KIND:
         raise UsageError(f"{target} exists and is not a model that `quantize` has made; name another folder")
     same = dict(manifest.source) == origin and origin["weights"] is not None
     if same and not force:
         return True
     if not force:
-        raise UsageError(f"{target} exists, made by: {manifest.source.get('recipe')}", hint="--force makes it again")
+        raise UsageError(f"{target} exists, made by: {_said(manifest.source)}", hint="--force makes it again")
     return False
+
+
+def _said(origin: Mapping[str, Any]) -> str:
+    """What a manifest says of how its folder was made: all that can tell it from another run."""
+    calibrated = "calibrated" if origin.get("calibration") else None
+    kv = f"{origin['kv']} keys and values" if origin.get("kv") else None
+    return ", ".join(filter(None, [str(origin.get("recipe")), calibrated, kv, f"of {origin.get('model')}"]))
 
 
 def execute_quantize(plan: QuantizePlan, quality: QualityOptions | None, on_progress: OnProgress) -> Receipt:
@@ -220,17 +242,24 @@ def execute_quantize(plan: QuantizePlan, quality: QualityOptions | None, on_prog
     plan.check_room()
     if quality is not None:
         choose_backend(quality.backend)  # one that was asked for and is not there is said before the work
+    try:
+        return _execute(plan, quality, on_progress)
+    except DiskError as error:
+        raise DiskError(str(error), hint=ROOM) from error
+
+
+def _execute(plan: QuantizePlan, quality: QualityOptions | None, on_progress: OnProgress) -> Receipt:
     with exclusive(plan.target, plan.name):
         partial = fresh_folder(plan.target.with_name(plan.target.name + PARTIAL))
         try:
             with disk_errors(partial):
                 _copy_small_files(plan, partial)
-                errors = _write_weights(plan, partial, on_progress)
+                errors, records = _write_weights(plan, partial, on_progress)
                 define_from_files(ModelConfig.load(partial), WeightFiles.open(partial))
             receipt = _receipt(plan, errors, measure_quality(plan.source.path, partial, quality, on_progress))
             write_atomic(partial / RECEIPT_NAME, json.dumps(receipt.as_dict(), indent=2, ensure_ascii=False) + "\n")
             with disk_errors(partial):
-                records = {path.name: record_of(path) for path in sorted(partial.iterdir())}
+                records |= {path.name: record_of(path) for path in partial.iterdir() if path.name not in records}
             origin = _origin(plan.source, plan.recipe, plan.calibration, plan.kv)
             Manifest(plan.name, origin, plan.source.revision, records).write(partial)
             publish(partial, plan.target)
@@ -251,99 +280,72 @@ def _copy_small_files(plan: QuantizePlan, partial: Path) -> None:
                 shutil.copyfile(path, partial / path.name)
     config = read_json_object(plan.source.path / "config.json")
     config.setdefault("dtype", config.get("torch_dtype", "bfloat16"))
-    formats = {part.name.removesuffix(".weight"): part.int8 for part in plan.parts if part.int8}
+    modules = {part.module: part.stored for part in plan.parts if len(part.info.shape) == 2}
     if plan.model.tied:
-        formats["lm_head"] = next(part.int8 for part in plan.parts if part.tied and part.int8)
-    config["quantization_config"] = quantization_config(formats)
+        modules[HEAD] = next(part.stored for part in plan.parts if part.tied)
+    config["quantization_config"] = quantization_config(modules)
     config["tie_word_embeddings"] = plan.model.tied
     if plan.kv:
         config["tileinfer"] = {"kv": plan.kv}
     write_atomic(partial / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
 
 
-def _write_weights(plan: QuantizePlan, partial: Path, on_progress: OnProgress) -> list[TensorError]:
+def _write_weights(
+    plan: QuantizePlan, partial: Path, on_progress: OnProgress
+) -> tuple[list[TensorError], dict[str, FileRecord]]:
+    """Every tensor's error, and the manifest's entries for the weight files."""
     calibration = None
     if plan.calibration is not None:
         calibration = Calibration(plan.source.path, plan.model, plan.calibration)
     errors, done = [], 0
-    with ShardWriter(partial, [t for part in plan.parts for t in part.targets()], SHARD_BYTES) as writer:
+    writer = ShardWriter(partial, [t for part in plan.parts for t in part.targets()], SHARD_BYTES)
+    with ThreadPoolExecutor(1, "read-pieces") as reader, writer:
         on_progress(ProgressEvent(TASK, 0, plan.bytes_before, "bytes"))
         for part in plan.parts:
-            for error, count in _write_part(part, writer, calibration):
+            for error, count in _write_part(part, reader, writer, calibration):
                 if error:
                     errors.append(error)
                 done += count
                 on_progress(ProgressEvent(TASK, done, plan.bytes_before, "bytes"))
-    return errors
+    return errors, writer.records
 
 
 def _write_part(
-    part: _Part, writer: ShardWriter, calibration: Calibration | None
+    part: _Part, reader: Executor, writer: ShardWriter, calibration: Calibration | None
 ) -> Iterator[tuple[TensorError | None, int]]:
     """Writes one tensor; yields its error at the end, and the bytes read as it goes."""
-    if part.int8 is None:
-        for raw, values in _blocks(part.info, part.name):
-            del values
+    if part.stored is None:
+        for raw, values in pieces_of(part.info, reader):
+            if not np.isfinite(values.max()) or not np.isfinite(values.min()):
+                raise _not_finite(part)
             writer.write(raw)
             yield None, raw.nbytes
         return
     factor = calibration.factor(part.parameter) if calibration else None
     scales, squares, wrong = [], 0.0, 0.0
-    for raw, values in _blocks(part.info, part.name, whole=factor is not None):
-        scale = scales_of(values, part.int8.group_size)
+    for raw, values in pieces_of(part.info, reader, whole=factor is not None):
+        scale = scales_of(values, part.stored.int8.group_size)
+        if not np.isfinite(scale.astype(np.float32)).all():
+            raise _not_finite(part)
         q = round_compensated(values, scale, factor) if factor else to_int8(values, scale)
-        writer.write(q)
         scales.append(scale)
         squares += float(np.vdot(values, values))
         difference = from_int8(q, scale)
         difference -= values
         wrong += float(np.vdot(difference, difference))
+        if part.stored.packed:
+            flip(q)
+        writer.write(q)
         yield None, raw.nbytes
     for scale in scales * (2 if part.tied else 1):
         writer.write(scale)
-    yield TensorError(part.name, str(part.int8), (wrong / squares) ** 0.5 if squares else 0.0), 0
+    if part.stored.packed:
+        writer.write(np.array(part.info.shape, np.int64))
+    yield TensorError(part.name, str(part.stored.int8), (wrong / squares) ** 0.5 if squares else 0.0), 0
 
 
-def _blocks(info: TensorInfo, name: str, *, whole: bool = False) -> Iterator[tuple[Any, Float32Array]]:
-    """(stored bytes, float32 rows) of a tensor, some rows at a time, or all of them. Nothing is mapped.
-
-    Raises:
-        DamagedModelError: values that are not finite.
-    """
-    rows = info.shape[0] if info.shape else 1
-    columns = max(1, int(np.prod(info.shape)) // max(1, rows))
-    row_bytes = info.bytes // max(1, rows)
-    step = rows if whole else max(1, PIECE // columns)
-    with info.file.open("rb", buffering=0) as file:
-        file.seek(info.offset)
-        for first in range(0, rows, step):
-            count = min(step, rows - first)
-            raw = np.empty(count * row_bytes, np.uint8)
-            _fill(file, raw, info.file)
-            values = _float32(raw, info.dtype).reshape(count, columns)
-            if not np.isfinite(values.max()) or not np.isfinite(values.min()):
-                raise DamagedModelError(f"{info.file}: the tensor {name} has values that are not finite")
-            yield raw, values
-
-
-def _fill(file: Any, raw: Any, path: Path) -> None:
-    view = raw.data
-    while view:
-        count = file.readinto(view)
-        if not count:
-            raise DamagedModelError(f"{path}: cut off while it was read: {len(view)} more bytes expected")
-        view = view[count:]
-
-
-def _float32(raw: Any, dtype: str) -> Float32Array:
-    if dtype == "float32":
-        return raw.view(np.float32)  # type: ignore[no-any-return]
-    out = np.empty(len(raw) // 2, np.float32)
-    if dtype == "bfloat16":
-        widen_bfloat16(raw.view(np.uint16), out)
-    else:
-        widen_float16(raw.view(np.int16), out)
-    return out
+def _not_finite(part: _Part) -> DamagedModelError:
+    return DamagedModelError(f"{part.info.file}: the tensor {part.name} has values that are not finite")
 
 
 def _receipt(plan: QuantizePlan, errors: list[TensorError], quality: Quality | str) -> Receipt:

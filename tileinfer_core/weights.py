@@ -4,7 +4,8 @@
     check   compares with what the model declares; everything wrong is said at once, before anything is uploaded
     read    a read-only view of the mapped file in its storage dtype: no float32 copy, no memory beyond the page cache
 
-Which files those are, weight_index.py says.
+Which files those are, weight_index.py says. Packed INT8 weights appear by the names and shapes that plain ones have
+(packed_int8.py).
 
 Format: 8 bytes header length (little endian), a JSON header {name: {dtype, shape, data_offsets}}, then the data,
 covered by the tensors without gaps or overlaps (https://github.com/huggingface/safetensors#format).
@@ -13,7 +14,7 @@ covered by the tensors without gaps or overlaps (https://github.com/huggingface/
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from tileinfer_core.dtypes import SAFETENSORS_DTYPES, dtype_name
 from tileinfer_core.errors import DamagedModelError, ModelError, UnsupportedModelError
 from tileinfer_core.files import regular_size
 from tileinfer_core.jsonfile import parse_json_object
+from tileinfer_core.packed_int8 import PACKED, PACKING, SHAPE, flip
 from tileinfer_core.weight_index import some, weight_files
 
 if TYPE_CHECKING:
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
 FLOAT_DTYPES = frozenset({"bfloat16", "float16", "float32"})
 INT8_DTYPES = frozenset({"int8"})
+WEIGHT = "weight"
+_NAMES = {stored: dtype_name(dtype) for stored, dtype in SAFETENSORS_DTYPES.items()}
+_BY_NAME = {dtype_name(dtype): dtype for dtype in SAFETENSORS_DTYPES.values()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +58,17 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies. `offset` counts from the start of the file; `dtype` is NumPy's name, such as "bfloat16"."""
+    """Where a tensor lies. `offset` counts from the start of the file; `dtype` is NumPy's name, such as "bfloat16".
+
+    `packed`: int8 stored as packed_int8.py says; whoever reads the bytes flips them.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     file: Path
     bytes: int
     offset: int
+    packed: bool = False
 
 
 class WeightFiles:
@@ -90,7 +99,23 @@ class WeightFiles:
             tensors.update(
                 (name, info) for name, info in found.items() if expected_names is None or name in expected_names
             )
-        return cls(folder, tensors)
+        files = cls(folder, tensors)
+        files._show_packed_as_int8()
+        return files
+
+    def _show_packed_as_int8(self) -> None:
+        """Packed tensors take the place of their weights. Of fewer bits than 8, they have too few columns then."""
+        for name in [name for name in self._tensors if name.endswith(PACKED)]:
+            info, module = self._tensors[name], name.removesuffix(PACKED)
+            weight, shape = module + WEIGHT, module + SHAPE
+            if info.dtype != "int32" or len(info.shape) != 2:
+                continue
+            if weight in self._tensors:
+                raise DamagedModelError(f"{self.folder}: {weight} is there twice, once packed")
+            del self._tensors[name]
+            self._tensors.pop(shape, None)
+            rows, words = info.shape
+            self._tensors[weight] = replace(info, shape=(rows, words * PACKING), dtype="int8", packed=True)
 
     @property
     def names(self) -> frozenset[str]:
@@ -108,11 +133,13 @@ class WeightFiles:
             raise ModelError(f"{self.folder}: no tensor named {name!r}") from None
 
     def read(self, name: str) -> Array:
-        """A read-only view of the mapped file, in the storage dtype and the stored shape."""
+        """A read-only view of the mapped file, in the storage dtype and the stored shape. A copy where it is packed."""
         info = self.info(name)
         raw = self._mapped(info.file)[info.offset : info.offset + info.bytes]  # [bytes] uint8
-        dtype = next(dtype for dtype in SAFETENSORS_DTYPES.values() if dtype_name(dtype) == info.dtype)
-        return raw.view(dtype).reshape(info.shape)
+        if info.packed:
+            raw = np.array(raw)
+            flip(raw)
+        return raw.view(_BY_NAME[info.dtype]).reshape(info.shape)
 
     def _mapped(self, path: Path) -> Array:
         if path not in self._maps:
@@ -205,7 +232,7 @@ def _tensor_info(path: Path, name: str, entry: object, data_start: int) -> Tenso
             path,
             f"tensor {name!r} of shape {shape} and type {dtype} needs {expected} bytes, its range has {end - begin}",
         )
-    return TensorInfo(tuple(shape), dtype_name(SAFETENSORS_DTYPES[dtype]), path, expected, data_start + begin)
+    return TensorInfo(tuple(shape), _NAMES[dtype], path, expected, data_start + begin)
 
 
 def _check_ranges(path: Path, tensors: dict[str, TensorInfo], data_start: int, size: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -38,7 +39,7 @@ def test_quantize_and_use(tileinfer: Callable[..., Result], model: Path, tmp_pat
     done = tileinfer("quantize", model, "--eval-tokens", "300")
     assert done.code == 0, done.err
     assert done.out.startswith(f"Receipt: {model} as INT8\n")
-    assert "a scale a row; groups of 64 in embedding, head and down_proj" in done.out
+    assert "a scale a row; groups of 64 in head and down_proj; embedding unchanged" in done.out
     assert "300 tokens" in done.out
     assert "become" in done.err
     assert "\x1b" not in done.out + done.err
@@ -59,7 +60,8 @@ def test_quantize_and_use(tileinfer: Callable[..., Result], model: Path, tmp_pat
 
 def test_json_and_a_second_run(tileinfer: Callable[..., Result], model: Path, tmp_path: Path) -> None:
     target = tmp_path / "small"
-    first = tileinfer("quantize", model, target, "--eval-tokens", "0", "--group-size", "0", "--json", "-q")
+    options = ["--group-size", "0", "--embedding", "int8", "--json", "-q"]
+    first = tileinfer("quantize", model, target, "--eval-tokens", "0", *options)
     assert (first.code, first.err) == (0, "")
     document = json.loads(first.out)
     assert document["path"] == str(target)
@@ -110,6 +112,34 @@ def test_a_killed_run_leaves_nothing_that_looks_whole(
     assert tileinfer("verify", tmp_path / "parrot-int8").code == 0
 
 
+@pytest.mark.skipif(os.name == "nt", reason="needs resource limits")
+@pytest.mark.parametrize("most", [0, 100_000, 600_000])
+def test_a_disk_that_fills_up_is_code_6_and_leaves_nothing(
+    environment: dict[str, str], model: Path, tmp_path: Path, most: int
+) -> None:
+    """No file may have more than so many bytes: config.json can't be written, or the weights only in part."""
+    import resource
+
+    done = subprocess.run(
+        [*COMMAND, "quantize", str(model), "--eval-tokens", "0"],
+        env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)),
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (6, ""), done.stderr
+    assert "File too large" in done.stderr
+    assert "name a folder on another disk" in done.stderr
+    assert names(tmp_path) - {"home"} == {"parrot"}
+
+
+@pytest.mark.parametrize("embedding", ["int8", "bf16"])
+def test_either_embedding(tileinfer: Callable[..., Result], model: Path, tmp_path: Path, embedding: str) -> None:
+    assert tileinfer("quantize", model, "--eval-tokens", "0", "--embedding", embedding, "-q").code == 0
+    int8 = tmp_path / "parrot-int8"
+    assert tileinfer("generate", "-m", int8, "hi", "--temperature", "0").out == "Hello, world!\n"
+    parts = json.loads(tileinfer("show", int8, "--json").out)["int8"]
+    assert ("embed_tokens" in parts.get("not quantised", [])) == (embedding == "bf16")
+
+
 def test_two_runs_at_once(tileinfer: Callable[..., Result], environment: dict[str, str], model: Path) -> None:
     run = start(environment, model)
     second = tileinfer("quantize", model, "--eval-tokens", "0")
@@ -136,7 +166,7 @@ def test_what_is_quantised_already_is_code_7(tileinfer: Callable[..., Result], m
         ({"quant_method": "awq", "bits": 4}, "'awq'"),
         ({"quant_method": "gptq", "bits": 4}, "'gptq'"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "'bitsandbytes'"),
-        (quantization_config({"Linear": None}, format="pack-quantized"), "'pack-quantized'"),
+        (quantization_config({"Linear": None}, format="float-quantized"), "'float-quantized'"),
     ],
 )
 @pytest.mark.parametrize("command", ["quantize", "show", "generate"])

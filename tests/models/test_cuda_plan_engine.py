@@ -13,7 +13,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from tests.checkpoints import int8_tensors, quantization_config, write_checkpoint
+from tests.checkpoints import int8_tensors, packed, quantization_config, write_checkpoint
 from tests.reference import tiny_models
 from tests.reference.tiny_models import VARIANTS
 from tileinfer_core.backends.cuda import load, loader
@@ -23,6 +23,7 @@ from tileinfer_core.config import ModelConfig
 from tileinfer_core.errors import ContextLengthError, OutOfMemoryError, TileinferError, UnsupportedModelError
 from tileinfer_core.models.define import define_from_files
 from tileinfer_core.progress import silent
+from tileinfer_core.quantization import Int8
 from tileinfer_core.sampling import Sampler, SamplingParams
 from tileinfer_core.weights import WeightFiles
 
@@ -51,17 +52,23 @@ MODELS = {
 class Pair:
     """The same checkpoint on both backends. `int8`: columns of a scale in the layers and in embedding and head.
 
-    None there is one scale a row; without `int8` the weights are half precision.
+    None there is one scale a row; without `int8` the weights are half precision. `kept`: names of modules that stay.
     """
 
-    def __init__(self, folder, name, *, dtype="BF16", int8=(), kv="bf16", context=256, chunk=128, **device):
+    def __init__(
+        self, folder, name, *, dtype="BF16", int8=(), kept=(), pack=False, kv="bf16", context=256, chunk=128, **device
+    ):
         config = MODELS[name]
         arrays = {t: tiny_models._values(f"{name}/{t}", shape) for t, shape in tiny_models.shapes(config).items()}
         if int8:
             layers, head = int8
-            arrays = int8_tensors(arrays, layers, head)
+            matrices = {t: a for t, a in arrays.items() if not t.startswith(kept or "!")}
+            arrays = arrays | int8_tensors(matrices, layers, head)
             targets = {"Linear": layers, "model.embed_tokens": head, "lm_head": head}
-            config = {**config, "quantization_config": quantization_config(targets)}
+            layout = "pack-quantized" if pack else "int-quantized"
+            section = quantization_config(targets, format=layout, ignore=[*kept])
+            config = {**config, "quantization_config": section}
+            arrays = packed(arrays) if pack else arrays
         write_checkpoint(folder, config, arrays, dtype=dtype)
         files = WeightFiles.open(folder)
         self.model, _ = define_from_files(ModelConfig.load(folder), files)
@@ -167,6 +174,18 @@ def test_int8_logits_and_greedy_tokens_equal_numpys(pair, name, dtype, int8):
     np.testing.assert_allclose(logits, p.logits_after(prompt), rtol=0, atol=p.tolerance)
     sampled = decode(p.cuda, cache, GREEDY, 61, 8)  # position 64 opens the second page
     assert_greedy_follows(p, prompt, sampled)
+
+
+def test_packed_layers_and_head_with_an_embedding_in_half_precision(pair):
+    """As `quantize` writes a model whose head is a matrix of its own."""
+    p = pair("qwen3-bias", dtype="F16", int8=(None, 32), kept=("model.embed_tokens",), pack=True)
+    assert (p.model.int8("embedding"), p.model.int8("lm_head")) == (None, Int8(32))
+    assert p.cuda.weight_bytes - p.cuda.step_weight_bytes == 2 * p.model.config.vocab_size * p.model.config.hidden_size
+    prompt = p.ids(61)
+    cache = p.cuda.new_cache(256)
+    logits = p.cuda.logits(cache, prompt)
+    np.testing.assert_allclose(logits, p.logits_after(prompt), rtol=0, atol=p.tolerance)
+    assert_greedy_follows(p, prompt, decode(p.cuda, cache, GREEDY, 61, 8))
 
 
 @pytest.mark.parametrize(

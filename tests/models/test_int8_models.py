@@ -7,11 +7,20 @@ import json
 import numpy as np
 import pytest
 
-from tests.checkpoints import int8_tensors, load_runner, quantization_config, write_checkpoint, write_int8_variant
+from tests.checkpoints import (
+    int8_tensors,
+    load_runner,
+    packed,
+    packed_words,
+    quantization_config,
+    write_checkpoint,
+    write_int8_variant,
+)
 from tests.int8_oracle import dequantise, quantise
 from tests.reference.tiny_models import VARIANTS, prompt, tensors
 from tileinfer_core.backends import numpy_weights
 from tileinfer_core.backends.numpy_weights import load_arrays
+from tileinfer_core.completeness import quantization
 from tileinfer_core.config import ModelConfig
 from tileinfer_core.errors import DamagedModelError, ModelError, UnsupportedModelError
 from tileinfer_core.models.define import define_from_files
@@ -37,10 +46,11 @@ def dequantised(name, layers, head):
     }
 
 
+@pytest.mark.parametrize("layout", ["int-quantized", "pack-quantized"])
 @pytest.mark.parametrize(("layers", "head"), [(None, None), (16, None), (None, 8), (8, 32)])
 @pytest.mark.parametrize("name", [TIED, UNTIED])
-def test_weights_are_the_oracles_bit_for_bit(tmp_path, name, layers, head):
-    model, files = define(write_int8_variant(tmp_path, name, layers=layers, head=head))
+def test_weights_are_the_oracles_bit_for_bit(tmp_path, name, layers, head, layout):
+    model, files = define(write_int8_variant(tmp_path, name, layers=layers, head=head, layout=layout))
     arrays = load_arrays(model.parameters, files, silent)
     assert not any("scale" in key for key in arrays)
     expected = dequantised(name, layers, head)
@@ -50,8 +60,9 @@ def test_weights_are_the_oracles_bit_for_bit(tmp_path, name, layers, head):
             assert np.array_equal(arrays[parameter.name], joined), parameter.name
 
 
-def test_small_pieces_give_the_same_weights(tmp_path, monkeypatch):
-    model, files = define(write_int8_variant(tmp_path, UNTIED, layers=16, head=8))
+@pytest.mark.parametrize("layout", ["int-quantized", "pack-quantized"])
+def test_small_pieces_give_the_same_weights(tmp_path, monkeypatch, layout):
+    model, files = define(write_int8_variant(tmp_path, UNTIED, layers=16, head=8, layout=layout))
     whole = load_arrays(model.parameters, files, silent)
     monkeypatch.setattr(numpy_weights, "BLOCK", 300)
     pieces = load_arrays(model.parameters, files, silent)
@@ -64,6 +75,74 @@ def test_logits_are_those_of_the_dequantised_model(tmp_path, name):
     plain = load_runner(write_checkpoint(tmp_path / "plain", VARIANTS[name], dequantised(name, None, 16)))
     ids = prompt(name, 12)
     np.testing.assert_array_equal(int8.logits(int8.new_cache(32), ids), plain.logits(plain.new_cache(32), ids))
+
+
+# Packed weights
+
+
+def test_packed_weights_are_read_as_the_int8_they_are(tmp_path):
+    """By the names and shapes of plain ones, -128 and 127 among them; other words of the file stay what they are."""
+    q = np.arange(-128, 128, dtype=np.int8).reshape(16, 16)
+    arrays = {
+        "a.weight_packed": packed_words(q),
+        "a.weight_shape": np.array([16, 16]),
+        "b.weight_packed": packed_words(q),
+        "flat.weight_packed": np.zeros(3, np.int32),
+        "float.weight_packed": np.zeros((2, 2), np.float32),
+    }
+    files = WeightFiles.open(write_checkpoint(tmp_path, {}, arrays))
+    assert files.names == {"a.weight", "b.weight", *(name for name in arrays if name[0] == "f")}
+    for name in ("a.weight", "b.weight"):
+        info = files.info(name)
+        assert (info.shape, info.dtype, info.bytes, info.packed) == ((16, 16), "int8", 256, True)
+        np.testing.assert_array_equal(files.read(name), q)
+        np.testing.assert_array_equal(files.read(name), q)  # the file is not what was flipped
+
+
+def test_a_weight_that_is_there_twice_is_damage(tmp_path):
+    stored = int8_tensors(tensors(TIED), None, None)
+    name = "model.layers.0.mlp.up_proj.weight"
+    arrays = packed(stored) | {name: stored[name]}
+    config = {**VARIANTS[TIED], "quantization_config": quantization_config({"Linear": None, "Embedding": None})}
+    with pytest.raises(DamagedModelError, match=r"up_proj\.weight is there twice, once packed"):
+        define(write_checkpoint(tmp_path, config, arrays))
+
+
+def test_packed_weights_of_another_shape_are_refused(tmp_path):
+    folder = write_int8_variant(tmp_path, TIED, layout="pack-quantized")
+    config = json.loads((folder / "config.json").read_text())
+    with pytest.raises(ModelError, match=r"gate_proj\.weight has \[112, 64\], expected \[96, 64\]"):
+        define(rewritten(folder, intermediate_size=config["intermediate_size"] - 16))
+
+
+@pytest.mark.parametrize("words", [slice(None, None, 2), slice(None, -1)])
+def test_packed_weights_of_fewer_bits_or_with_padding_are_refused_by_name(tmp_path, words):
+    """By the config where it says so; else by the tensors, which have too few columns or too many."""
+    stored = packed(int8_tensors(tensors(TIED), None, None))
+    name = "model.layers.0.mlp.up_proj.weight_packed"
+    stored[name] = stored[name][:, words]
+    columns = 4 * stored[name].shape[1]
+    section = quantization_config({"Linear": None, "Embedding": None}, format="pack-quantized")
+    folder = write_checkpoint(tmp_path, {**VARIANTS[TIED], "quantization_config": section}, stored)
+    with pytest.raises(ModelError, match=rf"up_proj\.weight has \[112, {columns}\], expected \[112, 64\]"):
+        define(folder)
+    section["config_groups"]["group_0"]["weights"]["num_bits"] = 4
+    with pytest.raises(UnsupportedModelError, match="weights of 4 bits"):
+        define(rewritten(folder, quantization_config=section))
+
+
+def test_a_packed_head_beside_a_tied_embedding(tmp_path):
+    """Stored again although it is tied: an equal one is ignored, another one is the head."""
+    stored = int8_tensors(tensors(TIED), None, None)
+    again = {name.replace("model.embed_tokens", "lm_head"): stored[name] for name in stored if "embed" in name}
+    section = quantization_config({"Linear": None, "Embedding": None}, format="pack-quantized")
+    config = {**VARIANTS[TIED], "quantization_config": section}
+    model, _ = define(write_checkpoint(tmp_path / "equal", config, packed(stored | again)))
+    assert model.tied
+    again["lm_head.weight"] = -again["lm_head.weight"]
+    model, _ = define(write_checkpoint(tmp_path / "other", config, packed(stored | again)))
+    assert not model.tied
+    assert model.int8("lm_head") == Int8()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16"])
@@ -129,6 +208,25 @@ def test_a_quantization_config_without_int8_tensors_is_refused(tmp_path):
     config = {**VARIANTS[TIED], "quantization_config": quantization_config({"Linear": None})}
     with pytest.raises(ModelError, match=r"21 missing: .*weight_scale.* 21 of another type: .* expected int8"):
         define(write_checkpoint(tmp_path, config, tensors(TIED)))
+
+
+def test_a_frozen_model_that_is_in_half_precision_is_refused(tmp_path):
+    """Rounded weights that were never made INT8; the config alone does not tell."""
+    section = quantization_config({"Linear": None}, quantization_status="frozen")
+    arrays = int8_tensors(tensors(TIED), None, None)
+    arrays = {name: array.astype(np.float32) if array.dtype == np.int8 else array for name, array in arrays.items()}
+    with pytest.raises(ModelError, match=r"21 of another type: .* is bfloat16, expected int8"):
+        define(write_checkpoint(tmp_path, {**VARIANTS[TIED], "quantization_config": section}, arrays, "BF16"))
+
+
+def test_the_sections_name_in_older_files(tmp_path):
+    folder = write_int8_variant(tmp_path, TIED, head=16)
+    config = json.loads((folder / "config.json").read_text())
+    config["compression_config"] = config.pop("quantization_config")
+    (folder / "config.json").write_text(json.dumps(config))
+    model, _ = define(folder)
+    assert (model.int8("lm_head"), model.int8("o_proj", 1)) == (Int8(16), Int8())
+    assert quantization(folder) == "int8"
 
 
 def test_scales_of_another_shape_are_refused(tmp_path):

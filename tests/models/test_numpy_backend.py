@@ -258,6 +258,8 @@ def test_an_interrupt_while_loading_stops_the_threads(tmp_path, monkeypatch):
 
 def test_bookkeeping_of_memory(runner):
     assert runner.weight_bytes == sum(array.nbytes for array in runner_arrays(runner))
+    unread = 0 if runner._model.tied else runner._weights.embedding.nbytes
+    assert runner.step_weight_bytes == runner.weight_bytes - unread
     assert runner.kv_bytes_per_token == 3 * 2 * 4 * runner._model.structure.kv_size
     runner.close()
 

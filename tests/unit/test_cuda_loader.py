@@ -98,8 +98,13 @@ def test_noise_fills_every_array(tmp_path):
         assert values.std() > 0, name
 
 
-def test_int8_weights_and_scales_are_joined_and_interleaved_alike(tmp_path):
-    _, arrays, half = load(write_int8_variant(tmp_path, "qwen3-untied", layers=16))
+@pytest.mark.parametrize("piece", [None, 300])
+@pytest.mark.parametrize("layout", ["int-quantized", "pack-quantized"])
+def test_int8_weights_and_scales_are_joined_and_interleaved_alike(tmp_path, monkeypatch, layout, piece):
+    if piece:
+        monkeypatch.setattr(loader, "STAGE_BYTES", piece)
+        monkeypatch.setattr(loader, "READ_BYTES", piece // 3)
+    _, arrays, half = load(write_int8_variant(tmp_path, "qwen3-untied", layers=16, layout=layout))
     assert half == "bfloat16"
     stored, layer = int8_tensors(tensors("qwen3-untied"), 16, None), "model.layers.1."
     for kind in ("weight", "weight_scale"):

@@ -30,6 +30,29 @@ def test_scales_numbers_and_restored_weights_are_the_oracles(rows, columns, grou
     np.testing.assert_array_equal(from_int8(q, scales), oracle.dequantise(expected_q, expected_scales))
 
 
+ODD = [0.0, -0.0, 1e-45, -1e-40, 2.0**-126, -3e38, 3.4e38, 127.0, -127.5, 1.0]
+
+
+@pytest.mark.parametrize("group", [None, 1, 2, 4, 12, 24])
+@pytest.mark.parametrize("turn", range(4))
+def test_scales_of_odd_numbers_are_the_oracles(group, turn):
+    """Signed zeros, subnormal and very large numbers at any place of a group; groups of any length."""
+    weight = np.roll(np.array(ODD * 12, np.float32), turn).reshape(5, 24)
+    weight[turn] = 0
+    np.testing.assert_array_equal(scales_of(weight, group).astype(np.float32), oracle.quantise(weight, group)[1])
+
+
+@pytest.mark.parametrize("group", [None, 4, 12])
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
+def test_a_number_that_is_not_finite_shows_in_its_scale(bad, group):
+    for place in range(24):
+        weight = np.full((2, 24), 3e38, np.float32)
+        weight[1, place] = bad
+        finite = np.isfinite(scales_of(weight, group).astype(np.float32))
+        assert finite[0].all()
+        assert not finite[1].all()
+
+
 def test_halves_go_to_the_even_neighbour():
     scales = np.full((1, 1), 0.25, BFLOAT16)
     weight = np.array([[0.5, 1.5, 2.5, -0.5, -1.5, 3.5, 126.5, -126.5]], np.float32) / 4

@@ -71,6 +71,16 @@ def test_what_llm_compressor_writes_for_w8a8():
     assert found.quantised_activations
 
 
+@pytest.mark.parametrize("layout", ["int-quantized", "naive-quantized", "pack-quantized"])
+@pytest.mark.parametrize("size", [None, 128])
+def test_every_layout_of_8_bits(layout, size):
+    assert read(quantization_config({"Linear": size}, format=layout)).of(LINEAR) == Int8(size)
+
+
+def test_what_older_files_call_a_compressed_model():
+    assert read(quantization_config({"Linear": None}, quantization_status="frozen")).of(LINEAR) == Int8()
+
+
 def test_the_format_of_a_group_wins():
     assert read(changed("config_groups", {
         "g": {**changed("format", "x")["config_groups"]["group_0"], "format": "int-quantized"}
@@ -86,10 +96,9 @@ def test_other_methods_are_refused_by_name(method):
 @pytest.mark.parametrize(
     ("path", "value", "named"),
     [
-        ("format", "pack-quantized", "'pack-quantized'"),
         ("format", "float-quantized", "'float-quantized'"),
         ("format", None, "format None"),
-        ("quantization_status", "frozen", "'frozen'"),
+        ("quantization_status", "calibration", "'calibration'"),
         ("sparsity_config", {"format": "sparse-24-bitmask"}, "sparsity_config"),
         ("kv_cache_scheme", {"num_bits": 8, "type": "float"}, "kv_cache_scheme"),
         ("transform_config", {"config_groups": {"R1": {}}}, "transform_config"),
@@ -111,7 +120,7 @@ def test_other_methods_are_refused_by_name(method):
 def test_other_ways_of_quantising_are_refused_by_name(path, value, named):
     with pytest.raises(UnsupportedModelError, match=named) as caught:
         read(changed(path, value))
-    assert "int-quantized" in caught.value.hint
+    assert "int-quantized and pack-quantized" in caught.value.hint
 
 
 @pytest.mark.parametrize("size", [0, -1, 4, 1 << 17, "128", 64.0, True, None])

@@ -13,9 +13,10 @@ import pytest
 
 from tests.checkpoints import load_runner, write_checkpoint, write_safetensors, write_variant
 from tests.int8_oracle import dequantise, quantise
-from tests.reference.tiny_models import VARIANTS, prompt, tensors
+from tests.reference.tiny_models import VARIANTS, prompt, shapes, tensors
 from tests.scripted_model import write_scripted_model
 from tileinfer_core import quantize as module
+from tileinfer_core import tensor_pieces
 from tileinfer_core.config import ModelConfig
 from tileinfer_core.errors import DamagedModelError, DiskError, ModelError, UnsupportedModelError, UsageError
 from tileinfer_core.manifest import Manifest
@@ -28,9 +29,10 @@ from tileinfer_core.receipt import QualityOptions, bundled_text, read_receipt
 from tileinfer_core.store import ModelFolder, Store
 from tileinfer_core.verify import verify_folder
 from tileinfer_core.weight_index import INDEX_NAME
-from tileinfer_core.weights import WeightFiles
+from tileinfer_core.weights import WeightFiles, read_header
 
 TIED, UNTIED, BIASED = "llama-tied", "qwen3-untied", "llama-biases"
+EMBED, HEAD = "model.embed_tokens", "lm_head"
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -61,7 +63,8 @@ def test_every_tensor_is_the_oracles(tmp_path, name, size, dtype):
     for parameter in (parameter for parameter in model.parameters if not parameter.is_scale):
         for part in (part for part in parameter.parts if part.name in files.names):
             stored = files.read(part.name)
-            if len(part.shape) < 2:
+            if parameter.int8 is None:
+                assert len(part.shape) < 2 or (part.name.endswith("embed_tokens.weight") and not model.tied)
                 assert stored.dtype == before.read(part.name).dtype
                 np.testing.assert_array_equal(stored, before.read(part.name))
                 continue
@@ -74,8 +77,58 @@ def test_the_default_recipe_has_fine_groups_where_rows_lose_most(tmp_path):
     make(write_variant(tmp_path / "source", UNTIED), tmp_path / "int8")
     model, _ = define_from_files(ModelConfig.load(tmp_path / "int8"), WeightFiles.open(tmp_path / "int8"))
     assert model.int8("qkv_proj", 0) == model.int8("o_proj", 2) == model.int8("gate_up_proj", 1) == Int8()
-    assert model.int8("embedding") == model.int8("lm_head") == Int8(64)
+    assert (model.int8("embedding"), model.int8("lm_head")) == (None, Int8(64))
     assert model.int8("down_proj", 2) == Int8(16)  # of 112 columns
+
+
+@pytest.mark.parametrize(
+    ("name", "embedding", "recipe", "layouts"),
+    [
+        (TIED, None, "groups of 64 in embedding, head and down_proj", {EMBED: "i", HEAD: "i"}),
+        (TIED, "int8", "groups of 64 in embedding, head and down_proj", {EMBED: "i", HEAD: "i"}),
+        (TIED, "bf16", "groups of 64 in down_proj; embedding and head unchanged", {}),
+        (UNTIED, None, "groups of 64 in head and down_proj; embedding unchanged", {HEAD: "p"}),
+        (UNTIED, "bf16", "groups of 64 in head and down_proj; embedding unchanged", {HEAD: "p"}),
+        (UNTIED, "int8", "groups of 64 in embedding, head and down_proj", {EMBED: "i", HEAD: "p"}),
+    ],
+)
+def test_what_is_packed_and_what_stays(tmp_path, name, embedding, recipe, layouts):
+    """Linear layers are packed. An embedding never is; it stays as it was unless it is the head too."""
+    source = write_variant(tmp_path / "source", name, dtype="BF16")
+    receipt = make(source, tmp_path / "int8", Recipe(None, embedding))
+    assert receipt.recipe == f"a scale a row; {recipe}"
+    section = json.loads((tmp_path / "int8/config.json").read_text())["quantization_config"]
+    names = {"p": "pack-quantized", "i": "int-quantized"}
+    layers = [("Linear", "p"), ("re:.*down_proj$", "p")]
+    groups = section["config_groups"].values()
+    found = {target: group["format"] for group in groups for target in group["targets"]}
+    assert found == {target: names[layout] for target, layout in [*layers, *layouts.items()]}
+    assert section["format"] == ("mixed-precision" if "i" in layouts.values() else "pack-quantized")
+    assert section["ignore"] == ([HEAD] if (name, embedding) == (TIED, "bf16") else [])
+    stored = read_header(tmp_path / "int8/model.safetensors")
+    dtypes = {key: stored[key].dtype for key in stored if "norm" not in key}
+    linear = [key for key in dtypes if key.endswith("weight_packed")]
+    assert len(linear) == 7 * 3 + (name == UNTIED)
+    assert {dtypes[key] for key in linear} == {"int32"}
+    for key in linear:
+        rows, words = stored[key].shape
+        assert WeightFiles.open(tmp_path / "int8").info(key.removesuffix("_packed")).shape == (rows, 4 * words)
+        assert dtypes[key.removesuffix("packed") + "shape"] == "int64"
+    assert dtypes["model.embed_tokens.weight"] == ("int8" if EMBED in layouts else "bfloat16")
+
+
+def test_columns_that_fill_no_words_are_not_packed(tmp_path):
+    """down_proj of 110 columns: int8 as it is, and the same numbers when it is read."""
+    config = {**VARIANTS[UNTIED], "intermediate_size": 110}
+    arrays = {n: np.random.default_rng(3).standard_normal(shape, np.float32) for n, shape in shapes(config).items()}
+    make(write_checkpoint(tmp_path / "source", config, arrays), tmp_path / "int8", Recipe(0))
+    files = WeightFiles.open(tmp_path / "int8")
+    for kind, packed in (("down_proj", False), ("up_proj", True)):
+        name = f"model.layers.1.mlp.{kind}.weight"
+        assert files.info(name).packed == packed
+        np.testing.assert_array_equal(files.read(name), quantise(arrays[name])[0])
+    runner = load_runner(tmp_path / "int8")
+    assert np.isfinite(runner.logits(runner.new_cache(8), [1, 2, 3])).all()
 
 
 @pytest.mark.parametrize("name", ["qwen2-tied", "mistral", "apertus-tied", "apertus1p5"])
@@ -119,7 +172,10 @@ def test_shards_and_their_index(tmp_path, monkeypatch):
     assert len(shards) > 3
     assert shards[0] == f"model-00001-of-{len(shards):05}.safetensors"
     one, many = WeightFiles.open(tmp_path / "one"), WeightFiles.open(tmp_path / "many")
-    assert one.names == many.names == index["weight_map"].keys()
+    assert one.names == many.names
+    assert {name: path.name for path in many.folder.glob("*.safetensors") for name in read_header(path)} == index[
+        "weight_map"
+    ]
     for name in one.names:
         np.testing.assert_array_equal(one.read(name), many.read(name))
 
@@ -127,7 +183,7 @@ def test_shards_and_their_index(tmp_path, monkeypatch):
 def test_small_pieces_give_the_same_file(tmp_path, monkeypatch):
     source = write_variant(tmp_path / "source", UNTIED, dtype="BF16")
     make(source, tmp_path / "whole")
-    monkeypatch.setattr(module, "PIECE", 100)
+    monkeypatch.setattr(tensor_pieces, "PIECE", 100)
     make(source, tmp_path / "pieces")
     assert (tmp_path / "whole/model.safetensors").read_bytes() == (tmp_path / "pieces/model.safetensors").read_bytes()
 
@@ -145,7 +201,7 @@ def test_text_files_are_copied_and_the_config_says_what_is_int8(tmp_path):
 
 
 def test_progress_counts_every_byte(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "PIECE", 500)
+    monkeypatch.setattr(tensor_pieces, "PIECE", 500)
     source = write_variant(tmp_path / "source", UNTIED, dtype="BF16")
     events = []
     plan = plan_quantize(folder_of(source), tmp_path / "int8", "int8", Recipe())
@@ -165,7 +221,7 @@ def test_the_receipt_counts_and_measures(tmp_path):
     receipt = execute_quantize(plan, QualityOptions("cpu", 200), silent)
     assert read_receipt(tmp_path / "int8") == json.loads(json.dumps(receipt.as_dict()))
     assert receipt.bytes_before == WeightFiles.open(source).total_bytes
-    assert receipt.bytes_after == WeightFiles.open(tmp_path / "int8").total_bytes
+    assert receipt.bytes_after == sum(t.bytes for t in read_header(tmp_path / "int8/model.safetensors").values())
     quality = receipt.quality
     assert quality.tokens == 200
     assert quality.backend == "cpu"
@@ -211,8 +267,6 @@ def test_calibration_lowers_the_loss(tmp_path):
     vocab = json.loads((source / "config.json").read_text())["vocab_size"]
     config = {**VARIANTS["llama-head-dim"], "vocab_size": vocab}
     rng = np.random.default_rng(0)
-    from tests.reference.tiny_models import shapes
-
     arrays = {
         name: np.ones(shape, np.float32) if len(shape) == 1 else rng.standard_normal(shape, np.float32) * 0.2
         for name, shape in shapes(config).items()
@@ -268,7 +322,14 @@ def test_a_group_size_that_does_not_divide_names_one_that_does(tmp_path):
     source = write_variant(tmp_path / "source", TIED)
     with pytest.raises(UsageError, match="--group-size 128 does not divide the 64 columns of") as caught:
         make(source, tmp_path / "int8", Recipe(128))
-    assert caught.value.hint == "--group-size 64 does"
+    assert caught.value.hint == "--group-size 16 does"
+
+
+def test_the_size_that_is_named_divides_every_matrix(tmp_path):
+    """The first matrix has 64 columns, but down_proj 112."""
+    with pytest.raises(UsageError, match="--group-size 64 does not divide the 112 columns of") as caught:
+        make(write_variant(tmp_path / "source", TIED), tmp_path / "int8", Recipe(64))
+    assert caught.value.hint == "--group-size 16 does"
 
 
 @pytest.mark.parametrize("size", [-1, 1, 8, 48, 1 << 13])
@@ -351,6 +412,24 @@ def test_a_folder_that_is_not_ours_is_never_replaced(tmp_path, force):
         make(source, source, force=force)
 
 
+def test_an_empty_folder_is_taken(tmp_path):
+    source = write_variant(tmp_path / "source", TIED)
+    (tmp_path / "int8").mkdir()
+    make(source, tmp_path / "int8")
+    assert WeightFiles.open(tmp_path / "int8").names
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "link").symlink_to("nothing")
+    with pytest.raises(UsageError, match="is not a model that `quantize` has made"):
+        make(source, tmp_path / "link")
+
+
+def test_how_a_folder_in_the_way_was_made_is_said(tmp_path):
+    source = write_variant(tmp_path / "source", TIED)
+    make(source, tmp_path / "int8", Recipe(16), kv="int8")
+    with pytest.raises(UsageError, match=r"made by: groups of 16, int8 keys and values, of .*source"):
+        make(source, tmp_path / "int8", Recipe(16))
+
+
 def test_names_of_int8_models(tmp_path):
     store = Store(tmp_path)
     assert store.canonical("demo-int8") == "demo-int8"
@@ -384,8 +463,6 @@ def test_memory_stays_below_two_tensors(tmp_path):
     """The embedding takes 75 MB as BF16; the process may grow by no more than two such, and grows by less than one."""
     config = {**VARIANTS[TIED], "vocab_size": 146_000, "hidden_size": 256, "num_attention_heads": 8}
     rng = np.random.default_rng(0)
-    from tests.reference.tiny_models import shapes
-
     arrays = {n: rng.standard_normal(shape, np.float32) for n, shape in shapes(config).items()}
     write_checkpoint(tmp_path / "source", config, arrays, "BF16")
     largest = arrays["model.embed_tokens.weight"].size * 2

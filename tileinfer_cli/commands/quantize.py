@@ -36,7 +36,8 @@ def run(
 ) -> None:
     """Round a model's weights to INT8: half the bytes of BF16. Prints what that cost on a bundled text.
 
-    Transformers reads the folder too, through the package compressed-tensors.
+    Transformers reads the folder too, through the package compressed-tensors, and so does vLLM where the embedding is
+    not INT8.
     """
     quantizing.check(how, wanted=True)
     settings = opening.load_settings()

@@ -93,6 +93,10 @@ class Runner(Protocol):
         """Memory that the weights take on the device."""
 
     @property
+    def step_weight_bytes(self) -> int:
+        """What a decoded token reads of them: all but an embedding that is not the head."""
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """Memory that one token's keys and values take over all layers."""
 

@@ -195,7 +195,9 @@ class NumpyRunner:
         self._ops = NumpyBackend(model.structure.rope, model.structure.head_dim, kv=kv)
         self._weights: DecoderWeights[Float32Array] = bind(model, arrays)
         self._next_logits: tuple[KvCache, int, Float32Array] | None = None  # of which sequence, at which length
-        self.weight_bytes = sum(array.nbytes for array in arrays.values())
+        sizes = {name: array.nbytes for name, array in arrays.items()}
+        self.weight_bytes = sum(sizes.values())
+        self.step_weight_bytes = sum(sizes[name] for name in sizes if not model.only_looked_up(name))
         self.kv_bytes_per_token = 2 * 4 * model.structure.kv_size * model.config.num_hidden_layers
 
     @classmethod

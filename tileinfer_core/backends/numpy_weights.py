@@ -24,6 +24,7 @@ import numpy as np
 from tileinfer_core.errors import DamagedModelError, ModelError, OutOfMemoryError
 from tileinfer_core.models.structure import scale_name
 from tileinfer_core.models.xielu import read_xielu
+from tileinfer_core.packed_int8 import flip
 from tileinfer_core.progress import ProgressEvent
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class _Block:
     dtype: str
     out: Float32Array
     scales: Float32Array | None = None
+    packed: bool = False
 
     @property
     def bytes(self) -> int:
@@ -181,7 +183,7 @@ def _blocks(parameter: Parameter, files: WeightFiles, array: Float32Array) -> It
             last = min(first + step, count)
             offset = info.offset + first * _ITEM_BYTES[info.dtype]
             mine = None if scales is None else scales[first // columns : last // columns]
-            yield _Block(info.file, offset, info.dtype, flat[start + first : start + last], mine)
+            yield _Block(info.file, offset, info.dtype, flat[start + first : start + last], mine, info.packed)
         start += count
 
 
@@ -203,6 +205,8 @@ def _fill_and_widen(block: _Block, buffer: ByteArray) -> None:
     elif block.dtype == "bfloat16":
         widen_bfloat16(raw.view(np.uint16), block.out)
     elif block.scales is not None:
+        if block.packed:
+            flip(raw)
         groups = block.out.reshape(*block.scales.shape, -1)  # [rows, groups, columns of a group]
         np.copyto(groups, raw.view(np.int8).reshape(groups.shape))
         groups *= block.scales[:, :, None]

@@ -52,6 +52,10 @@ class ModelDefinition:
     parameters: tuple[Parameter, ...]
     tied: bool
 
+    def only_looked_up(self, parameter: str) -> bool:
+        """Whether a token reads a row of it alone: an embedding that is not the head, and its scales."""
+        return not self.tied and parameter in (EMBEDDING, scale_name(EMBEDDING))
+
     def int8(self, product: str, layer: int | None = None) -> Int8 | None:
         """The format of one product's weights; None where they are not quantised.
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 TOP_LEVEL = (
     "tie_word_embeddings",
     "quantization_config",
+    "compression_config",
     "tileinfer",
     "eos_token_id",
     "bos_token_id",

@@ -19,11 +19,11 @@ from tileinfer_core.dtypes import BFLOAT16
 from tileinfer_core.errors import DamagedModelError, ModelError, UnsupportedModelError
 from tileinfer_core.models.structure import scale_name
 from tileinfer_core.models.xielu import AS_TRAINED, BETA, EPSILON, read_xielu
+from tileinfer_core.packed_int8 import flip
 from tileinfer_core.progress import ProgressEvent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from tileinfer_core.backends.cuda.device import Array, Device, Event, HostArray
     from tileinfer_core.models.decoder import ModelDefinition
@@ -185,14 +185,15 @@ class _Stages:
     def _fill(self, piece: _Piece, raw: HostArray) -> None:
         start = piece.info.offset + piece.info.bytes // piece.info.shape[0] * piece.first
         reads = [
-            self._pool.submit(_read, piece.info.file, raw.data[at : at + READ_BYTES], start + at)
+            self._pool.submit(_read, piece.info, raw[at : at + READ_BYTES], start + at)
             for at in range(0, len(raw), READ_BYTES)
         ]
         for read in reads:
             read.result()
 
 
-def _read(path: Path, view: memoryview, offset: int) -> None:
+def _read(info: TensorInfo, raw: HostArray, offset: int) -> None:
+    path, view = info.file, raw.data
     try:
         with path.open("rb", buffering=0) as file:
             file.seek(offset)
@@ -203,6 +204,8 @@ def _read(path: Path, view: memoryview, offset: int) -> None:
                 view = view[count:]
     except OSError as error:
         raise ModelError(f"{path}: can't be read: {error.strerror}") from error
+    if info.packed:
+        flip(raw)
 
 
 def _numpy_dtype(name: str) -> np.dtype[Any]:

@@ -63,7 +63,9 @@ class CudaRunner:
         self.context_limit = memory.context
         self.compile_s = 0.0
         self.device_name = device.name
-        self.weight_bytes = sum(int(array.nbytes) for array in arrays.values())
+        sizes = {name: int(array.nbytes) for name, array in arrays.items()}
+        self.weight_bytes = sum(sizes.values())
+        self.step_weight_bytes = sum(sizes[name] for name in sizes if not model.only_looked_up(name))
         self.kv_bytes_per_token = kv_bytes_per_token(model, 1 if kv == "int8" else buf.item_bytes(half))
         kept = "int8" if kv == "int8" else half
         self.pool = KvPool(device, model.structure, model.config.num_hidden_layers, memory.pages, kept)
