@@ -8,12 +8,12 @@ against it.
 
 from __future__ import annotations
 
+import importlib
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
-import numpy as np
 from cuda.tile.compilation import (
     ArrayConstraint,
     CallingConvention,
@@ -167,7 +167,9 @@ def same_rows(row: Any, rows: int) -> Any:
     """A view [rows, K] of a row [1, K] (NumPy, CuPy or ArraySpec) whose rows are all the same memory."""
     if isinstance(row, ArraySpec):
         return row.same_rows(rows)
-    return np.broadcast_to(row, (rows, int(row.shape[1])))
+    homes = (kind.__module__.partition(".")[0] for kind in type(row).__mro__)
+    home = importlib.import_module(next(home for home in homes if home in ("numpy", "cupy")))
+    return home.broadcast_to(row, (rows, int(row.shape[1])))
 
 
 @dataclass(frozen=True)
