@@ -30,8 +30,9 @@ def config(name: str, recipe: str) -> dict[str, Any]:
     if recipe == "bf16":
         return found
     modules = _modules(shape)
-    formats = {module: Recipe(RECIPES[recipe]).of(module, columns) for module, columns in modules.items()}
-    return {**found, "quantization_config": quantization_config(formats)}
+    chosen = Recipe(RECIPES[recipe]).for_model(tied=True, columns=shape.hidden)
+    stored = {module: chosen.of(module, columns) for module, columns in modules.items()}
+    return {**found, "quantization_config": quantization_config(stored)}
 
 
 def _modules(shape: ModelShape) -> dict[str, int]:
