@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import cuda.tile as ct
 
 from kernels.attention_tiles import COLUMNS, NEVER, head_halves, store_split
-from kernels.int8_dot import LARGEST, two_digits
+from kernels.digits import LARGEST, two_digits
 from kernels.int8_rows import nearest, scale_of
 from kernels.notation import LOG2E, PAGE, Bool, Float, Int
 from kernels.paged_cache import scale_specs
