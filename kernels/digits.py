@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
-from kernels.int8_dot import LARGEST, largest_of, two_digits
+from kernels.int8_rows import nearest
 from kernels.launch import check_array
 from kernels.notation import HALF, ZERO, Bool, Int
 from kernels.specs import ArraySpec
@@ -25,7 +25,23 @@ if TYPE_CHECKING:
     from kernels.shapes import ModelShape
 
 TOGETHER = 8  # tokens whose digits alternate
+LARGEST = 16256.0  # 127 · 128: the largest token in digits, (127, 0)
 TILE = 2048  # columns that a block takes at once
+
+
+def two_digits(x):
+    """Integers hi and lo, |lo| ≤ 64, of the whole number nearest to a float within ±LARGEST: 128 hi + lo."""
+    q = nearest(x)
+    hi = (q + 64) >> 7
+    return hi, q - hi * 128
+
+
+def largest_of(xs, STEP: Int, NK: Int):
+    """max |x| over all tiles, never 0: [1, 1]."""
+    top = ct.zeros((1, STEP), dtype=ct.float32)
+    for k in ct.static_iter(range(NK)):
+        top = ct.maximum(top, ct.abs(xs[k].astype(ct.float32)))
+    return ct.maximum(ct.max(top, axis=1, keepdims=True), 1e-30)
 
 
 @ct.kernel

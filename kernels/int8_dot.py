@@ -5,34 +5,41 @@ Two forms, chosen by shape (`Int8Config.form`):
 - **rows**: bytes become floats, multiplied and added in float32. Not by a conversion instruction, whose rate (16 a
   clock and SM) would bound a 4B model at some 1,100 µs a step: w · 2¹⁵ added to the bits of 1.5 is the float 1.5 +
   w/256, exactly. So Σ (1.5 + w/256) x is summed and 1.5 Σ x taken off, in float32, before a sum leaves its thread.
-- **digits**: the tensor cores multiply bytes by bytes. The token becomes two int8 digits, x ≈ s (128 hi + lo) with
-  s = max |x| / 16,256: 15 bits. The narrowest product has 16 rows of weights and 8 columns. Blocks of fewer rows
-  fill them with slices of K: rows of slice i meet the digits of slice j in column pair j, and only i = j is kept. Each
-  of four warps has a quarter of every 4 · slices · tile_k columns. int32 sums are exact while 128 · 127 · K < 2³¹.
+  A tile is 1,024 bytes, 8 a thread, and the token is read through a view whose rows are all the same memory, so that
+  each thread loads just the 8 numbers that its bytes meet: nothing passes through shared memory. Up to four tiles of
+  rows share them.
+- **digits**: the tensor cores multiply bytes by bytes; the token becomes two int8 digits. See kernels/int8_digits.py.
 
-One scale a row multiplies the finished sum. With one a group of G columns, the rows form sums 16 neighbours in their
-thread and scales them, which costs a fifth more instructions and barriers; the digits form scales the int32 sums of
-each step, which costs next to nothing.
+One scale a row multiplies the finished sum. With one a group of G columns, the rows form scales the token for each
+row, an instruction a weight; the digits form scales the int32 sums of each step, 64 columns of a row, which costs
+little.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import cuda.tile as ct
 
 from kernels import configs
-from kernels.int8_rows import nearest
-from kernels.int8_scales import LOAD
+from kernels.int8_digits import (
+    CHUNK,
+    MAX_COLUMNS,
+    digit_scales,
+    digit_weights,
+    digits_dot,
+    digit_token,
+    load_columns,
+    side_by_side,
+)
 from kernels.linear import plain_tile
 from kernels.notation import Bool, Int
 
-MAX_COLUMNS = ((1 << 31) - 1) // (127 * 128)  # whose products with digits fit int32 whatever their values
 ROWS, DIGITS = 0, 1
 FORMS = {"rows": ROWS, "digits": DIGITS}
-WARPS, MMA_ROWS, MMA_COLUMNS = 4, 16, 8  # of the digits form's product
-LARGEST = 16256.0  # 127 · 128: the largest token in digits, (127, 0)
 ONE_AND_A_HALF = 0x3FC00000  # the bits of 1.5
+TILE = 1024  # bytes of one tile of the rows form: 8 a thread, as the token's half-precision numbers come
 STEP = 1 << 15  # one unit of a weight in those bits: 1/256
 
 
@@ -41,9 +48,8 @@ class Int8Config:
     """How one block of a product is cut.
 
     Attributes:
-        tile_n: rows of W a block owns; 4, 8 or 16 in the digits form.
-        tile_k: columns of one of its tiles. In the digits form those of one warp and slice of K, from 32 up; a step
-            takes 4 · 16 / tile_n of them, and whole steps must make up K.
+        tile_n: rows of W a block owns; 4, 8, 16 or 32 in the digits form, 1, 2 or 4 tiles of `together` in the other.
+        tile_k: columns of one of its tiles, a power of two up to 1,024; in the digits form CHUNK.
         occupancy: blocks per SM the compiler should make room for; None leaves the registers alone.
         form: "rows" or "digits", see above.
     """
@@ -54,9 +60,21 @@ class Int8Config:
     form: str = "rows"
 
     @property
-    def step(self) -> int:
+    def load(self) -> int:
         """Columns of W that one load takes."""
-        return self.tile_k if self.form == "rows" else WARPS * MMA_ROWS // self.tile_n * self.tile_k
+        return self.tile_k if self.form == "rows" else load_columns(self.tile_n)
+
+    @property
+    def together(self) -> int:
+        """Rows of one tile of the rows form."""
+        return TILE // self.tile_k
+
+    def fitted(self, n: int) -> Int8Config:
+        """The same for n rows: as many tiles of rows a block as divide them."""
+        if self.form == "digits":
+            return self
+        tiles = max(1, min(4, self.tile_n // self.together))
+        return replace(self, tile_n=self.together * math.gcd(tiles, n))
 
 
 def linear_int8_config(arch: str, n: int, k: int, group: int | None = None, family: str = "linear_int8") -> Int8Config:
@@ -64,60 +82,87 @@ def linear_int8_config(arch: str, n: int, k: int, group: int | None = None, fami
     try:
         found = Int8Config(**configs.config(family, arch, n=n, k=k, group=group or 0))
     except KeyError:
-        found = linear_int8_rule(n, k, group)
-    if group is None:
-        return found
-    if found.form == "digits":
-        return replace(found, tile_k=min(found.tile_k, group))
-    return replace(found, tile_k=max(found.tile_k, group))
+        return linear_int8_rule(n, k, group).fitted(n)
+    if found.form == "digits" and not takes_digits(found.tile_n, n, k, group):
+        return linear_int8_rule(n, k, group).fitted(n)
+    return found.fitted(n)
+
+
+def takes_digits(tile_n: int, n: int, k: int, group: int | None) -> bool:
+    """Whether the digits form has blocks of so many rows for [N, K] weights in groups.
+
+    Whole loads of whole groups, and no block of which a whole row group hangs over.
+    """
+    if tile_n not in (4, 8, 16, 32) or k > MAX_COLUMNS or k % load_columns(tile_n) or (tile_n > 8 and n % tile_n):
+        return False
+    return group is None or (group % CHUNK == 0 and load_columns(tile_n) % group == 0)
 
 
 def linear_int8_rule(n: int, k: int, group: int | None = None) -> Int8Config:
-    """Eight rows while they are no more than 32 KiB, in tiles of 256 columns; and blocks enough to hide their latency.
+    """Digits where they fit, in as many rows as leave room for three or four blocks on an SM; else rows.
 
-    On the H200 the occupancy mattered most: without a hint the compiler takes twice the registers (4B: 2,040 µs a step,
-    1,422 µs with hints). `weights` counts the 32-bit registers of a thread that hold them.
+    On the H200 digits won for every product of Qwen3-0.6B and 4B. `weights` counts the 32-bit registers of a thread that
+    hold the block.
     """
-    if group is not None and k <= 4096 and k % 512 == 0:
-        return Int8Config(8, 64, 4 if k <= 2560 else 3, "digits")  # where scales of groups cost next to nothing
+    for rows, most, blocks in ((16, 2560, 4), (8, 2560, 4), (8, 4096, 4), (4, 9728, 3), (4, 14336, None)):
+        if k <= most and takes_digits(rows, n, k, group):
+            return Int8Config(rows, CHUNK, blocks, "digits")
     tile_k = next((t for t in (256, 128, 64) if k % t == 0), 256)
-    rows = 16 if tile_k <= 128 else 8
-    if k > 4096:
-        four = 14336 if group is None else 12288  # 14,336 columns and their scales spill 8 bytes on sm_86 and sm_89
-        tile_k, rows = next((t for t in (512, 256) if k % t == 0), 512), 4 if k <= four else 2 if k <= 28672 else 1
+    rows = 16 if k <= 1536 else 8 if k <= 4096 else 4 if k <= 12288 else 2 if k <= 24576 else 1
+    tile_k = max(tile_k, TILE // rows)
     weights = rows * -(-k // tile_k) * tile_k // 512
     occupancy = next((blocks for blocks, most in ((5, 24), (4, 40), (3, 80), (2, 128)) if weights <= most), None)
     if group is not None and occupancy is not None:
         occupancy = max(2, occupancy - 1)  # the scales take registers too
-    return Int8Config(min(rows, 1 << (n - 1).bit_length()), tile_k, occupancy)
+    return Int8Config(rows, tile_k, occupancy)
 
 
-def scale_tiles(scale, i, TN: Int, TK: Int, NK: Int, G: Int, FORM: Int, EVEN: Bool):
+def block_weights(w, i, TN: Int, TK: Int, NK: Int, FORM: Int, EVEN: Bool):
+    """The block's rows in NK loads, asked for before the wait.
+
+    w [N / R, R, K] for R tiles of rows, row t · R + r being row t of tile r; [K / chunk, N, chunk] for digits.
+    """
+    if FORM == DIGITS:
+        return digit_weights(w, i, TN, NK, EVEN)
+    T, R = ct.static_eval(TILE // TK), ct.static_eval(TN * TK // TILE)
+    return tuple(
+        tuple(plain_tile(w, (i, r, k), (T, 1, TK), EVEN).reshape((T, TK)) for k in ct.static_iter(range(NK)))
+        for r in ct.static_iter(range(R))
+    )
+
+
+def block_scales(scale, i, TN: Int, TK: Int, NK: Int, G: Int, FORM: Int, EVEN: Bool):
     """The scales of the block's rows, asked for before the wait.
 
-    [1, TN] once for whole rows (G = 0); else a tile for each load of weights, as the sums have them: [TN, TK / 16], or
-    [WARPS, MMA_ROWS, 1] for digits.
+    [1, TN] once for whole rows (G = 0, scale [1, N]); else as the weights lie: [T, TK] (scale [N / R, R, K / G]).
+    int8_digits has its own order (scale [N, K / G], [N, 1] for rows).
     """
+    if FORM == DIGITS:
+        return digit_scales(scale, i, TN, NK, G, EVEN)
     if G == 0:
         return (plain_tile(scale, (0, i), (1, TN), EVEN),)
-    if FORM == ROWS:
-        return tuple(thread_scales(scale, i, k, TN, TK, G, EVEN) for k in ct.static_iter(range(NK)))
-    return tuple(warp_scales(scale, i, k, TN, TK, G, EVEN) for k in ct.static_iter(range(NK)))
+    R = ct.static_eval(TN * TK // TILE)
+    return tuple(
+        tuple(tile_scales(scale, i, r, k, TK, G, EVEN) for k in ct.static_iter(range(NK)))
+        for r in ct.static_iter(range(R))
+    )
 
 
-def thread_scales(scale, i, k, TN: Int, TK: Int, G: Int, EVEN: Bool):
-    """Scale of each 16 neighbours of a tile: [TN, TK / 16]."""
-    tile = plain_tile(scale, (i, k), (TN, TK // G), EVEN).reshape((TN, TK // G, 1))
-    return ct.broadcast_to(tile, (TN, TK // G, G // LOAD)).reshape((TN, TK // LOAD))
+def tile_scales(scale, i, r, k, TK: Int, G: Int, EVEN: Bool):
+    """The scale of each weight of a tile: [T, TK]."""
+    T = ct.static_eval(TILE // TK)
+    if G >= TK:
+        return ct.broadcast_to(plain_tile(scale, (i, r, k * TK // G), (T, 1, 1), EVEN).reshape((T, 1)), (T, TK))
+    tile = plain_tile(scale, (i, r, k), (T, 1, TK // G), EVEN).reshape((T, TK // G, 1))
+    return ct.broadcast_to(tile, (T, TK // G, G)).reshape((T, TK))
 
 
-def warp_scales(scale, i, k, TN: Int, TK: Int, G: Int, EVEN: Bool):
-    """Scale of each warp and row of a digits step: [WARPS, MMA_ROWS, 1]; G is TK or several of it."""
-    S = ct.static_eval(MMA_ROWS // TN)
-    GROUPS = ct.static_eval(MMA_ROWS // TN * WARPS * TK // G)
-    tile = plain_tile(scale, (i, k), (TN, GROUPS), EVEN).reshape((TN, GROUPS, 1))
-    wide = ct.broadcast_to(tile, (TN, GROUPS, G // TK)).reshape((TN, S, WARPS))
-    return ct.permute(wide, (2, 1, 0)).reshape((WARPS, MMA_ROWS, 1))
+def block_token(x, TN: Int, TK: Int, NK: Int, G: Int, FORM: Int, EVEN: Bool):
+    """The token in the tiles that the products take. x [T, K] for rows, all of them the token; [1, K] for digits."""
+    if FORM == DIGITS:
+        return digit_token(x, TN, NK, G)
+    T = ct.static_eval(TILE // TK)
+    return tuple(plain_tile(x, (0, k), (T, TK), EVEN) for k in ct.static_iter(range(NK)))
 
 
 def as_floats(w):
@@ -125,80 +170,39 @@ def as_floats(w):
     return ct.bitcast(w.astype(ct.int32) * STEP + ONE_AND_A_HALF, ct.float32)
 
 
-def rows_dot(tiles, scales, xs, TN: Int, TK: Int, NK: Int, G: Int):
-    """The token, in tiles xs [1, TK], times the block's rows, scaled: [1, TN] float32."""
-    if G == 0:
-        total = ct.zeros((TN, TK), dtype=ct.float32)
-        offset = ct.zeros((1, TK), dtype=ct.float32)
-        for k in ct.static_iter(range(NK)):
-            xt = xs[k].astype(ct.float32)
-            total = total + as_floats(tiles[k]) * xt
-            offset = offset + xt
-        rows = ct.sum(total - 1.5 * offset, axis=1).reshape((1, TN))
-        return rows * (scales[0] * 256.0)
-    parts = ct.zeros((TN, TK // LOAD), dtype=ct.float32)
+def tile_dot(tiles, scales, xs, offset, TK: Int, NK: Int, G: Int):
+    """The token times one tile of rows, [T, 1] float32; offset is 1.5 Σ x of each thread's columns, where G = 0."""
+    T = ct.static_eval(TILE // TK)
+    total = ct.zeros((T, TK), dtype=ct.float32)
     for k in ct.static_iter(range(NK)):
         xt = xs[k].astype(ct.float32)
-        part = ct.sum((as_floats(tiles[k]) * xt).reshape((TN, TK // LOAD, LOAD)), axis=2)
-        offsets = ct.sum(xt.reshape((1, TK // LOAD, LOAD)), axis=2)
-        parts = parts + (part - 1.5 * offsets) * scales[k]
-    return ct.sum(parts, axis=1).reshape((1, TN)) * 256.0
-
-
-def two_digits(x):
-    """Integers hi and lo, |lo| ≤ 64, of the whole number nearest to a float within ±LARGEST: 128 hi + lo."""
-    q = nearest(x)
-    hi = (q + 64) >> 7
-    return hi, q - hi * 128
-
-
-def largest_of(xs, STEP: Int, NK: Int):
-    """max |x| over all tiles, never 0: [1, 1]."""
-    top = ct.zeros((1, STEP), dtype=ct.float32)
-    for k in ct.static_iter(range(NK)):
-        top = ct.maximum(top, ct.abs(xs[k].astype(ct.float32)))
-    return ct.maximum(ct.max(top, axis=1, keepdims=True), 1e-30)
-
-
-def digit_columns(x, unit, S: Int, TK: Int):
-    """The digits of a step of the token, [WARPS, TK, MMA_COLUMNS]: column 2 s + d is digit d of slice s, repeated."""
-    hi, lo = two_digits(x.astype(ct.float32) * unit)
-    d = ct.cat((hi.astype(ct.int8), lo.astype(ct.int8)), 0).reshape((2, S, WARPS, TK))
-    d = ct.permute(d, (2, 1, 0, 3)).reshape((WARPS, 1, 2 * S, TK))
-    d = ct.broadcast_to(d, (WARPS, MMA_COLUMNS // (2 * S), 2 * S, TK)).reshape((WARPS, MMA_COLUMNS, TK))
-    return ct.permute(d, (0, 2, 1))
-
-
-def digits_dot(tiles, scales, xs, TN: Int, TK: Int, NK: Int, G: Int):
-    """rows_dot through the tensor cores; TK columns a warp and slice."""
-    S = ct.static_eval(MMA_ROWS // TN)
-    top = largest_of(xs, ct.static_eval(WARPS * MMA_ROWS // TN * TK), NK)
-    unit = LARGEST / top
-    exact = ct.zeros((WARPS, MMA_ROWS, MMA_COLUMNS), dtype=ct.int32)
-    total = ct.zeros((WARPS, MMA_ROWS, MMA_COLUMNS), dtype=ct.float32)
-    for k in ct.static_iter(range(NK)):
-        d = digit_columns(xs[k], unit, S, TK)
-        w = ct.permute(tiles[k].reshape((TN, S, WARPS, TK)), (2, 1, 0, 3)).reshape((WARPS, MMA_ROWS, TK))
-        exact = ct.mma(w, d, exact)
         if G > 0:
-            total = total + exact.astype(ct.float32) * scales[k]
-            exact = ct.zeros((WARPS, MMA_ROWS, MMA_COLUMNS), dtype=ct.int32)
-    parts = ct.sum(exact, axis=0).astype(ct.float32) if G == 0 else ct.sum(total, axis=0)
-    slice_of_row = ct.arange(MMA_ROWS, dtype=ct.int32).reshape((MMA_ROWS, 1)) // TN
-    column = ct.arange(MMA_COLUMNS, dtype=ct.int32).reshape((1, MMA_COLUMNS))
-    parts = parts * ct.where(column % 2 == 0, 128.0, 1.0)
-    rows = ct.sum(ct.where(slice_of_row == column // 2, parts, 0.0), axis=1)  # its own slice's two digits
-    rows = ct.sum(rows.reshape((S, TN)), axis=0).reshape((1, TN)) * (top * (1.0 / LARGEST))
-    return rows * scales[0] if G == 0 else rows
+            xt = xt * scales[k]
+            offset = offset + 1.5 * xt
+        total = total + as_floats(tiles[k]) * xt
+    return ct.sum(total - offset, axis=1, keepdims=True)
 
 
-def step_columns(TN: Int, TK: Int, FORM: Int):
-    """Columns of W that one load takes."""
-    return ct.static_eval(TK if FORM == ROWS else WARPS * MMA_ROWS // TN * TK)
+def rows_dot(tiles, scales, xs, TN: Int, TK: Int, NK: Int, G: Int):
+    """The token, in tiles xs [T, TK] of equal rows, times the block's rows, scaled: [1, TN] float32."""
+    T, R = ct.static_eval(TILE // TK), ct.static_eval(TN * TK // TILE)
+    offset = ct.zeros((T, TK), dtype=ct.float32)
+    if G == 0:
+        for k in ct.static_iter(range(NK)):
+            offset = offset + xs[k].astype(ct.float32)
+    offset = offset * 1.5
+    rows = tuple(
+        tile_dot(tiles[r], scales[r] if G > 0 else scales, xs, offset, TK, NK, G) for r in ct.static_iter(range(R))
+    )
+    out = side_by_side(rows, R).reshape((1, TN)) * 256.0
+    return out * scales[0] if G == 0 else out
 
 
-def block_dot(tiles, scales, xs, TN: Int, TK: Int, NK: Int, G: Int, FORM: Int):
-    """The token in tiles xs [1, columns of a load] times the block's rows, scaled: [1, TN] float32."""
-    if FORM == ROWS:
-        return rows_dot(tiles, scales, xs, TN, TK, NK, G)
-    return digits_dot(tiles, scales, xs, TN, TK, NK, G)
+def block_dot(tiles, scales, x, xs, square_sums, TN: Int, TK: Int, NK: Int, NB: Int, G: Int, FORM: Int):
+    """The token x, in tiles xs, times the block's rows, scaled, [1, TN] float32; and Σ square_sums, 0 where NB = 0."""
+    if FORM == DIGITS:
+        return digits_dot(tiles, scales, x, xs, square_sums, TN, NK, NB, G)
+    squares = 0.0
+    if NB:
+        squares = ct.sum(plain_tile(square_sums, (0, 0), (1, NB), True), axis=1, keepdims=True)
+    return rows_dot(tiles, scales, xs, TN, TK, NK, G), squares

@@ -20,12 +20,22 @@ from typing import TYPE_CHECKING, Any
 import cuda.tile as ct
 
 from kernels.activation import silu_times, xielu_of
-from kernels.int8_dot import FORMS, MAX_COLUMNS, Int8Config, block_dot, linear_int8_config, scale_tiles, step_columns
+from kernels.int8_digits import CHUNK, MAX_COLUMNS, chunk_columns
+from kernels.int8_dot import (
+    FORMS,
+    Int8Config,
+    block_dot,
+    block_scales,
+    block_token,
+    block_weights,
+    linear_int8_config,
+    takes_digits,
+)
 from kernels.int8_scales import check_int8
 from kernels.launch import check_array, with_hints
-from kernels.linear import PLAIN, SWIGLU, XIELU, check_square_sums, plain_tile, weight_tiles
+from kernels.linear import PLAIN, SWIGLU, XIELU, check_square_sums, plain_tile
 from kernels.notation import HALF, ZERO, Bool, Float, Int
-from kernels.specs import ArraySpec
+from kernels.specs import ArraySpec, same_rows
 
 if TYPE_CHECKING:
     from kernels.launch import Launcher
@@ -53,9 +63,8 @@ def linear_int8_kernel(
     i = ct.bid(0)
     if PDL:
         ct.grid_dependency_control_launch_dependents()
-    STEP = step_columns(TN, TK, FORM)
-    tiles = weight_tiles(w, i, 0, TN, STEP, NK, EVEN)
-    scales = scale_tiles(scale, i, TN, TK, NK, G, FORM, EVEN)
+    tiles = block_weights(w, i, TN, TK, NK, FORM, EVEN)
+    scales = block_scales(scale, i, TN, TK, NK, G, FORM, EVEN)
     if BIAS:
         bias = ct.load(extra, index=(0, i), shape=(1, TN), padding_mode=ZERO, allow_tma=False).astype(ct.float32)
     if ACT == XIELU:
@@ -63,12 +72,11 @@ def linear_int8_kernel(
         negative = ct.load(extra, index=(1,), shape=(1,), check_bounds=False)
     if PDL:
         ct.grid_dependency_control_wait()
-    xs = tuple(plain_tile(x, (0, k), (1, STEP), EVEN) for k in ct.static_iter(range(NK)))
-    if NORM:  # its reduction comes last: before the products it would keep x waiting
-        sums = ct.load(square_sums, index=(0, 0), shape=(1, NB), allow_tma=False, check_bounds=False)
-    out = block_dot(tiles, scales, xs, TN, TK, NK, G, FORM)
+    xs = block_token(x, TN, TK, NK, G, FORM, EVEN)
+    SUMS = ct.static_eval(NB if NORM else 0)
+    out, squares = block_dot(tiles, scales, x, xs, square_sums, TN, TK, NK, SUMS, G, FORM)
     if NORM:
-        out = out * ct.rsqrt(ct.sum(sums, axis=1) * (1.0 / K) + EPS)
+        out = out * ct.rsqrt(squares * (1.0 / K) + EPS)
     if BIAS:
         out = out + bias
     if ACT == XIELU:
@@ -95,17 +103,17 @@ def linear_int8_residual_kernel(
     i = ct.bid(0)
     if PDL:
         ct.grid_dependency_control_launch_dependents()
-    STEP = step_columns(TN, TK, FORM)
-    tiles = weight_tiles(w, i, 0, TN, STEP, NK, EVEN)
-    scales = scale_tiles(scale, i, TN, TK, NK, G, FORM, EVEN)
+    tiles = block_weights(w, i, TN, TK, NK, FORM, EVEN)
+    scales = block_scales(scale, i, TN, TK, NK, G, FORM, EVEN)
     g = plain_tile(gain, (0, i), (1, TN), EVEN).astype(ct.float32)
     if BIAS:
         bias = ct.load(extra, index=(0, i), shape=(1, TN), padding_mode=ZERO, allow_tma=False).astype(ct.float32)
     if PDL:
         ct.grid_dependency_control_wait()
-    xs = tuple(plain_tile(x, (0, k), (1, STEP), EVEN) for k in ct.static_iter(range(NK)))
+    xs = block_token(x, TN, TK, NK, G, FORM, EVEN)
     old = plain_tile(stream, (0, i), (1, TN), EVEN)
-    out = block_dot(tiles, scales, xs, TN, TK, NK, G, FORM) + old
+    out, _ = block_dot(tiles, scales, x, xs, square_sums, TN, TK, NK, 0, G, FORM)
+    out = out + old
     if BIAS:
         out = out + bias
     ct.store(stream, index=(0, i), tile=out, allow_tma=False, check_bounds=not EVEN)
@@ -184,12 +192,23 @@ def linear_int8_residual(
     check_array(f"{op}: gain", gain, (1, n), half, "float32", align=16)
     check_array(f"{op}: normed", normed, (1, n), half, align=16)
     slots = check_square_sums(op, square_sums, 1)
-    config = config or linear_int8_config(launcher.arch, n, k, group, op)
+    config = (config or linear_int8_config(launcher.arch, n, k, group, op)).fitted(n)
     blocks = -(-n // config.tile_n)
     if slots < blocks:
         raise ValueError(f"{op}: square_sums has {slots} entries a token, its {blocks} blocks need as many")
-    scales, cut = _cut(op, config, scale, n, k, group)
-    args = (w, scales, x, x if bias is None else bias, stream, gain, normed, square_sums, *cut, bias is not None)
+    token, weights, scales, cut = _cut(op, config, x, w, scale, group)
+    args = (
+        weights,
+        scales,
+        token,
+        x if bias is None else bias,
+        stream,
+        gain,
+        normed,
+        square_sums,
+        *cut,
+        bias is not None,
+    )
     _send(launcher, linear_int8_residual_kernel, config, n, k, args)
 
 
@@ -201,43 +220,45 @@ def _launch(
     outputs = ("float32", str(x.dtype)) if act == PLAIN else (str(x.dtype),)
     check_array(f"{op}: y", y, (1, n // 2 if act == SWIGLU else n), *outputs, align=16)
     slots = 1 if square_sums is None else check_square_sums(op, square_sums, 1)
-    config = config or linear_int8_config(launcher.arch, n, k, group, op)
+    config = (config or linear_int8_config(launcher.arch, n, k, group, op)).fitted(n)
     if act == SWIGLU and config.tile_n < 2:
-        config = Int8Config(2, config.tile_k, config.occupancy)
-    scales, cut = _cut(op, config, scale, n, k, group)
+        config = Int8Config(2, min(config.tile_k, 512), config.occupancy)
+    token, weights, scales, cut = _cut(op, config, x, w, scale, group)
     norm, bias = square_sums is not None, extra is not None and act != XIELU
-    args = (w, scales, x, square_sums if norm else x, x if extra is None else extra, y, k, slots, float(eps))
+    args = (weights, scales, token, square_sums if norm else x, x if extra is None else extra, y, k, slots, float(eps))
     _send(launcher, linear_int8_kernel, config, n, k, (*args, *cut, norm, bias, act))
 
 
-def _cut(op: str, config: Int8Config, scale: Any, n: int, k: int, group: int | None) -> tuple[Any, tuple[int, ...]]:
-    """The scales as the kernel reads them; TN, TK, NK, G (0 for whole rows) and FORM."""
-    tiles = (config.tile_n, config.tile_k, -(-k // config.step))
+def _cut(
+    op: str, config: Int8Config, x: Any, w: Any, scale: Any, group: int | None
+) -> tuple[Any, Any, Any, tuple[int, ...]]:
+    """Token, weights and scales as the kernel reads them; TN, TK, NK, G (0 for whole rows) and FORM."""
+    n, k = (int(side) for side in w.shape)
     if config.form == "digits":
-        _check_digits(op, config, k, group)
-    if group is None:
-        return scale.reshape(1, n), (*tiles, 0, FORMS[config.form])
-    if config.form == "rows" and config.tile_k % group:
-        raise ValueError(f"{op}: tiles of {config.tile_k} columns, expected whole groups of {group}")
-    return scale, (*tiles, group, FORMS[config.form])
+        _check_digits(op, config, n, k, group)
+        chunk = chunk_columns(config.tile_n)
+        w = w.reshape(n, k // chunk, chunk).transpose(1, 0, 2)
+    else:
+        tiles = config.tile_n // config.together
+        w, x = w.reshape(n // tiles, tiles, k), same_rows(x, config.together)
+        scale = scale.reshape(1, n) if group is None else scale.reshape(n // tiles, tiles, k // group)
+    return x, w, scale, (config.tile_n, config.tile_k, -(-k // config.load), group or 0, FORMS[config.form])
 
 
-def _check_digits(op: str, config: Int8Config, k: int, group: int | None) -> None:
+def _check_digits(op: str, config: Int8Config, n: int, k: int, group: int | None) -> None:
     if k > MAX_COLUMNS:
         raise ValueError(f"{op}: {k} columns, the digits' int32 sums are exact up to {MAX_COLUMNS}")
-    if config.tile_n not in (4, 8, 16) or k % config.step:
+    if not takes_digits(config.tile_n, n, k, group):
+        groups = "" if group is None else f" in groups of {group}"
         raise ValueError(
-            f"{op}: {config.tile_n} rows and {k} columns in steps of {config.step}, expected 4, 8 or 16 rows and whole "
-            "steps for digits"
-        )
-    if group is not None and (group % config.tile_k or config.step % group):
-        raise ValueError(
-            f"{op}: scales of {group} columns, expected whole tiles of {config.tile_k}, within {config.step}"
+            f"{op}: blocks of {config.tile_n} rows for {n} rows of {k} columns{groups}, expected 4, 8, 16 or 32 for "
+            f"digits (16 and 32 if they divide the rows), and whole loads of {config.load} columns, with whole groups "
+            f"of {CHUNK} or more in a load"
         )
 
 
 def _send(launcher: Launcher, kernel: Any, config: Int8Config, n: int, k: int, args: tuple[Any, ...]) -> None:
-    even = n % config.tile_n == 0 and k % config.step == 0
+    even = n % config.tile_n == 0 and k % config.load == 0
     hinted = kernel if config.occupancy is None else with_hints(kernel, occupancy=config.occupancy)
     launcher(hinted, (-(-n // config.tile_n), 1, 1), (*args, even, launcher.pdl))
 

@@ -21,7 +21,7 @@ import cuda.tile as ct
 from kernels.activation import silu_times, xielu_of
 from kernels.configs import config as table_config
 from kernels.digits import TOGETHER
-from kernels.int8_dot import MAX_COLUMNS
+from kernels.int8_digits import MAX_COLUMNS
 from kernels.int8_scales import check_int8
 from kernels.launch import check_array, with_hints
 from kernels.linear_prefill import LinearPrefillConfig, load_w, load_x, result_tile

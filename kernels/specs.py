@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
+import numpy as np
 from cuda.tile.compilation import (
     ArrayConstraint,
     CallingConvention,
@@ -131,6 +132,10 @@ class ArraySpec:
             raise ValueError(f"cannot reshape an array of shape {self.shape} with strides {self.strides}")
         return ArraySpec(lengths, self.dtype, None, self.offset)
 
+    def transpose(self, *axes: int) -> ArraySpec:
+        shape, strides = (tuple(values[axis] for axis in axes) for values in (self.shape, self.strides))
+        return ArraySpec(shape, self.dtype, strides, self.offset)
+
     def view(self, dtype: Any) -> ArraySpec:
         kind = DTypeSpec(str(dtype))
         if kind.itemsize != self.itemsize:
@@ -153,6 +158,13 @@ class ArraySpec:
             else:
                 offset += (item % length) * stride
         return ArraySpec(tuple(shape), self.dtype, tuple(strides), offset)
+
+
+def same_rows(row: Any, rows: int) -> Any:
+    """A view [rows, K] of a row [1, K] (NumPy, CuPy or ArraySpec) whose rows are all the same memory."""
+    if isinstance(row, ArraySpec):
+        return ArraySpec((rows, row.shape[1]), row.dtype, (0, row.itemsize), row.offset)
+    return np.broadcast_to(row, (rows, int(row.shape[1])))
 
 
 @dataclass(frozen=True)

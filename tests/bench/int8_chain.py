@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from dataclasses import replace
 from typing import Any
 
 import cupy as cp
@@ -22,7 +23,7 @@ import numpy as np
 from kernels.attention_decode import attention_config, attention_decode, workspace_floats
 from kernels.carveout import step_carveout
 from kernels.compile import CompileError, compile_all
-from kernels.int8_dot import Int8Config, linear_int8_config
+from kernels.int8_dot import Int8Config, linear_int8_config, takes_digits
 from kernels.linear import linear_norm
 from kernels.linear_int8 import (
     int8_square_slots,
@@ -47,6 +48,7 @@ from tests.bench.decode_chain import (
     rope_tables,
 )  # fmt: skip
 
+DEFAULT = {"down": 64, "lm_head": 64}  # columns of a scale, as `tileinfer quantize` makes them
 FAMILIES = {"qkv": "linear_int8_norm", "o": "linear_int8_residual", "down": "linear_int8_residual"}
 FAMILIES |= {"lm_head": "linear_int8_norm"}
 
@@ -64,29 +66,35 @@ def random_bytes(*shape: int) -> Any:
 class Int8Chain(StepBuffers):
     """One model's decode step in INT8: weights beside the buffers. `head` half leaves the output product in BF16."""
 
-    def __init__(self, m: ModelShape, group: int | None = None, *, head: str = "int8") -> None:
+    def __init__(self, m: ModelShape, groups: dict[str, int] | None = None, *, head: str = "int8") -> None:
         super().__init__(m)
-        self.group, self.overrides = group, dict[str, Int8Config]()
-        self.layers = [[self._weight(*m.products[p]) for p in ("qkv", "o", "up", "down")] for _ in range(m.layers)]
+        self.groups, self.overrides = groups or {}, dict[str, Int8Config]()
+        self.layers = [[self._weight(p) for p in ("qkv", "o", "up", "down")] for _ in range(m.layers)]
         self.half_head = head != "int8"
-        self.lm_head = (noise(*m.products["lm_head"]), None) if self.half_head else self._weight(*m.products["lm_head"])
+        self.lm_head = (noise(*m.products["lm_head"]), None) if self.half_head else self._weight("lm_head")
         self.nbytes = sum(w.nbytes for layer in self.layers for w, _ in layer) + self.lm_head[0].nbytes
         self.sums = {p: cp.full((1, self.slots(p)), 1e-3, dtype=cp.float32) for p in ("o", "down")}
 
-    def _weight(self, n: int, k: int) -> tuple[Any, Any]:
-        return random_bytes(n, k), cp.full((n, k // (self.group or k)), k**-0.5 / 74, dtype=cp.float32)
+    def _weight(self, product: str) -> tuple[Any, Any]:
+        n, k = self.m.products[product]
+        return random_bytes(n, k), cp.full((n, k // self.groups.get(product, k)), k**-0.5 / 74, dtype=cp.float32)
 
     def slots(self, product: str) -> int:
         """Of the square sums, for the tiles in use now."""
         n, k = self.m.products[product]
         config = self.overrides.get(product)
         if config is None:
-            return int8_square_slots(ARCH, n, k, self.group)
+            return int8_square_slots(ARCH, n, k, self.groups.get(product))
         return max(4, 1 << (-(-n // config.tile_n) - 1).bit_length())
 
     def config(self, product: str) -> Int8Config:
         family = FAMILIES.get(product, f"linear_int8_{self.m.activation}")
-        return self.overrides.get(product) or linear_int8_config(ARCH, *self.m.products[product], self.group, family)
+        return self.overrides.get(product) or linear_int8_config(
+            ARCH, *self.m.products[product], self.groups.get(product), family
+        )
+
+    def takes(self, product: str, config: Int8Config) -> bool:
+        return takes_digits(config.tile_n, *self.m.products[product], self.groups.get(product))
 
     def use(self, product: str, config: Int8Config) -> None:
         self.overrides[product] = config
@@ -115,39 +123,21 @@ class Int8Chain(StepBuffers):
             linear_int8_norm(go, self.normed, down, *self.lm_head, self.logits, eps=EPS, config=c("lm_head"))
 
 
-# (rows, columns of a tile, occupancy) for the rows form, and for the digits form, by K; others take the rule
-TRIALS: dict[int, tuple[list[tuple[int, int, int | None]], list[tuple[int, int, int | None]]]] = {
-    1024: (
-        [(16, 256, None), (16, 256, 4), (32, 256, 3), (16, 512, 4), (32, 512, 3), (8, 256, 6)],
-        [(16, 128, None), (16, 64, None), (8, 64, None), (8, 128, None)],
-    ),
-    2048: (
-        [(8, 256, 4), (8, 512, 4), (4, 512, 5), (16, 512, 3)],
-        [(16, 128, None), (8, 64, None), (8, 128, None), (4, 32, None)],
-    ),
-    2560: (
-        [(8, 256, 4), (8, 256, 5), (8, 512, 4), (8, 512, 3), (16, 512, 3)],
-        [(16, 128, None), (16, 128, 3), (8, 64, None), (8, 64, 4), (8, 64, 6)],
-    ),
-    3072: (
-        [(4, 512, 5), (8, 512, 4), (8, 256, 4), (4, 1024, 4)],
-        [(16, 128, None), (8, 64, None), (8, 128, None), (4, 64, None)],
-    ),
-    4096: (
-        [(8, 256, 3), (8, 512, 3), (8, 512, 4), (4, 512, 4), (8, 2048, 3), (16, 512, 2)],
-        [(16, 128, None), (16, 128, 2), (8, 128, None), (8, 64, None), (8, 64, 4), (4, 64, None)],
-    ),
-    9728: ([(4, 512, 3), (2, 512, 4), (2, 512, 6), (1, 512, 6), (2, 256, 5)], [(4, 32, None), (4, 32, 3)]),
-    12288: (
-        [(4, 512, 2), (2, 512, 4), (2, 1024, 4), (1, 2048, None), (2, 2048, 3), (4, 1024, 2)],
-        [(4, 64, None), (4, 32, None), (4, 32, 3)],
-    ),
+# (rows, columns of a tile, occupancy) for the rows form; (rows, occupancy) for digits, by K; others take the rule
+TRIALS: dict[int, tuple[list[tuple[int, int, int | None]], list[tuple[int, int | None]]]] = {
+    1024: ([(16, 256, None), (8, 256, None), (8, 256, 8)], [(8, None), (16, None), (32, None)]),
+    2048: ([(8, 256, None), (4, 256, None)], [(4, None), (8, None)]),
+    2560: ([(8, 256, 5)], [(8, None), (16, 4), (16, 3), (32, 2)]),
+    3072: ([(4, 256, None), (8, 256, None)], [(4, None), (8, None), (8, 4)]),
+    4096: ([(8, 256, 3)], [(4, None), (8, None), (8, 4), (16, None)]),
+    9728: ([(4, 256, 3)], [(4, None), (4, 3)]),
+    12288: ([], [(4, None), (4, 2), (4, 3)]),
 }
 
 
 def trials(k: int) -> list[Int8Config]:
     rows, digits = TRIALS.get(k, ([], []))
-    return [Int8Config(*tile) for tile in rows] + [Int8Config(*tile, form="digits") for tile in digits]
+    return [Int8Config(rows, 64, blocks, "digits") for rows, blocks in digits] + [Int8Config(*tile) for tile in rows]
 
 
 def compile_ahead(chain: Int8Chain, wanted: list[tuple[str, Int8Config]]) -> None:
@@ -164,10 +154,11 @@ def compile_ahead(chain: Int8Chain, wanted: list[tuple[str, Int8Config]]) -> Non
             print(str(result)[:200], flush=True)
 
 
-def scan(name: str) -> None:
-    """Each product's tile in the whole chain without attention, the best one kept."""
-    chain = Int8Chain(MODELS[name])
+def scan(name: str, layers: int | None) -> None:
+    """Each product's tile in the whole chain, or some layers of it, without attention; the best one kept."""
+    chain = Int8Chain(replace(MODELS[name], layers=layers or MODELS[name].layers), DEFAULT)
     wanted = [(p, c) for p in ("up", "down", "qkv", "o", "lm_head") for c in trials(MODELS[name].products[p][1])]
+    wanted = [(p, c) for p, c in wanted if c.form == "rows" or chain.takes(p, c)]
     compile_ahead(chain, wanted)
     best = graph_us(lambda: chain.step(attention=False))
     print(f"{name} before: {best:.1f} us", flush=True)
@@ -188,7 +179,7 @@ def _try(chain: Int8Chain, name: str, product: str, config: Int8Config, best: fl
         print(f"{name} {product} {config}: {str(error)[:100]}", flush=True)
         us = float("inf")
     print(
-        f"{name} {product:8s} {config.form:6s} {config.tile_n:3d} x {config.tile_k:5d} "
+        f"{name} {product:8s} {config.form:6s} {config.tile_n:3d} x {config.tile_k:4d} "
         f"occupancy {config.occupancy}: {us:8.1f} us",
         flush=True,
     )
@@ -202,13 +193,13 @@ def bench(name: str, ceiling: dict[str, float]) -> None:
     m = MODELS[name]
     _show_half(name, step_carveout(ARCH, m.hidden), ceiling)
     carveout = step_carveout(ARCH, m.hidden, int8=True)
-    for label, group, head in (
+    for label, groups, head in (
+        ("INT8, as quantize makes it", DEFAULT, "int8"),
         ("INT8, a scale a row", None, "int8"),
-        ("INT8, groups of 128", 128, "int8"),
         ("INT8, BF16 head", None, "half"),
     ):
         cp.get_default_memory_pool().free_all_blocks()
-        chain = Int8Chain(m, group, head=head)
+        chain = Int8Chain(m, groups, head=head)
         compile_ahead(chain, [])
         _show(name, [(label, chain.nbytes, lambda a, c=chain: c.step(attention=a))], carveout, ceiling)
         del chain
@@ -235,7 +226,7 @@ def _show(name: str, forms: list[Any], carveout: int | None, ceiling: dict[str, 
 
 
 def carveouts(name: str) -> None:
-    chain = Int8Chain(MODELS[name])
+    chain = Int8Chain(MODELS[name], DEFAULT)
     compile_ahead(chain, [])
     for percent in (None, 0, 4, 8, 14, 28, 43, 58):
         without, whole = (graph_us(lambda a=a: chain.step(attention=a), percent) for a in (False, True))
@@ -284,6 +275,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", choices=[[], *MODELS], help="names from kernels/shapes.py")
     parser.add_argument("--scan", action="store_true")
+    parser.add_argument("--layers", type=int, help="of the model, in a scan; all without it")
     parser.add_argument("--carveouts", action="store_true")
     parser.add_argument("--attention", action="store_true")
     args = parser.parse_args()
@@ -294,7 +286,7 @@ def main() -> None:
     for name in args.models:
         cp.get_default_memory_pool().free_all_blocks()
         if args.scan:
-            scan(name)
+            scan(name, args.layers)
         elif args.carveouts:
             carveouts(name)
         else:
