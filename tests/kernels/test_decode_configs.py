@@ -100,6 +100,7 @@ def test_carveout_is_measured_or_left_to_the_driver() -> None:
     assert step_carveout("sm_90", 1000) is None
     assert step_carveout("sm_90", 1024, int8=True) == 28
     assert step_carveout("sm_90", 1000, int8=True) is None
+    assert step_carveout("sm_90", 1000, 4096, int8=True) == 72
     assert step_carveout("sm_90", 2560, int8=True) == step_carveout("sm_90", 2560, 2048, int8=True) == 43
     assert step_carveout("sm_90", 2560, 2049, int8=True) == step_carveout("sm_90", 2560, 40960, int8=True) == 72
     assert step_carveout("sm_80", 1024) is None
