@@ -23,6 +23,8 @@ SCRIPT = ["Tiles", " in", " order", "."]
 
 
 class NoWarmup:
+    unkept = None
+
     def __init__(self, *_args): ...
     def start(self): ...
     def finish(self, _on_progress):
