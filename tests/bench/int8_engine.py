@@ -1,8 +1,8 @@
 """The whole engine in INT8 beside BF16, on noise: `tileinfer bench --random-weights` for each recipe. Needs a GPU.
 
-    python3 -m tests.bench.int8_engine Qwen3-0.6B Qwen3-4B Qwen3-8B          # 512 positions, prefill of 512 and 4,096
-    python3 -m tests.bench.int8_engine --at 32000 --kv int8 Qwen3-4B         # long context, INT8 keys and values too
-    python3 -m tests.bench.int8_engine --recipes bf16,rows Qwen3-4B
+python3 -m tests.bench.int8_engine Qwen3-0.6B Qwen3-4B Qwen3-8B          # 512 positions, prefill of 512 and 4,096
+python3 -m tests.bench.int8_engine --at 32000 --kv int8 Qwen3-4B         # long context, INT8 keys and values too
+python3 -m tests.bench.int8_engine --recipes bf16,rows Qwen3-4B
 """
 
 from __future__ import annotations
@@ -45,7 +45,18 @@ def _modules(shape: ModelShape) -> dict[str, int]:
 
 
 def bench(path: Path, kv: str, at: list[str], prefill: list[str], repeat: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tileinfer_cli", "bench", "--random-weights", str(path), "--kv", kv, "--json", "-q"]
+    command = [
+        sys.executable,
+        "-m",
+        "tileinfer_cli",
+        "bench",
+        "--random-weights",
+        str(path),
+        "--kv",
+        kv,
+        "--json",
+        "-q",
+    ]
     command += [word for n in at for word in ("--decode-at", n)] + [word for n in prefill for word in ("--prefill", n)]
     done = subprocess.run([*command, "--repeat", repeat], capture_output=True, text=True, check=False)
     if done.returncode:
