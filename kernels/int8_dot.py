@@ -106,9 +106,8 @@ def linear_int8_rule(n: int, k: int, group: int | None = None) -> Int8Config:
     """
     for rows, most, blocks in ((16, 2560, 4), (8, 2560, 4), (8, 4096, 4), (4, 9728, 3), (4, 14336, None)):
         if k <= most and takes_digits(rows, n, k, group):
-            if group is not None and blocks is not None:
-                blocks -= 1  # the scales take registers too: 16 rows of 2,560 spill at four blocks on sm_86
-            return Int8Config(rows, CHUNK, blocks, "digits")
+            # the scales of groups take registers too: 16 rows of 2,560 and theirs spill at four blocks on sm_86
+            return Int8Config(rows, CHUNK, None if blocks is None else blocks - (group is not None), "digits")
     tile_k = next((t for t in (256, 128, 64) if k % t == 0), 256)
     rows = 16 if k <= 1536 else 8 if k <= 4096 else 4 if k <= 12288 else 2 if k <= 24576 else 1
     tile_k = max(tile_k, TILE // rows)
