@@ -111,6 +111,7 @@ class InterpreterLauncher:
                     launch.end_block()
                 except Exception as error:
                     raise _located(error, function, block) from error
+        launch.end_grid(function.__name__)
         return launch
 
 
@@ -201,10 +202,11 @@ class _BlockMode(DispatchMode):
 
     def _wait(self) -> None:
         self._needs_dependent("grid_dependency_control_wait")
-        self.launch.waited = True
+        self.launch.wait()
 
     def _launch_dependents(self) -> None:
         self._needs_dependent("grid_dependency_control_launch_dependents")
+        self.launch.start_dependents()
 
     def _needs_dependent(self, what: str) -> None:
         if not self.dependent:

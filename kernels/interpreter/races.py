@@ -9,8 +9,12 @@ another block writes the newest row of it, and masks that row. So a launch with 
 those elements flagged RACING (see `tile`), and fails only if one reaches a result.
 
 Under programmatic dependent launch a kernel may start before the ones before it have finished. `Chain` keeps what
-those kernels wrote; reading it before grid_dependency_control_wait is an error, and so are a store before the wait
-and a block that ends without having waited.
+those kernels wrote; reading it before grid_dependency_control_wait is an error, and so are a store before the wait and
+a block that ends without having waited.
+
+But where every block of a kernel started its dependents after its own wait, all kernels before it have ended when the
+next one starts. That one may then store before its wait what the kernel before neither reads nor writes, and one block
+that waits is enough for its grid: a grid ends with its last block.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ _RELEASING = (ct.MemoryOrder.RELEASE, ct.MemoryOrder.ACQ_REL)
 _ACQUIRING = (ct.MemoryOrder.ACQUIRE, ct.MemoryOrder.ACQ_REL)
 ATOMIC = 1 << 30  # added to the block number of an atomic write
 NOBODY: frozenset[int] = frozenset()
+Access = tuple["Array", Any, Any]  # array, order of its axes, part
 
 
 class Chain:
@@ -39,6 +44,24 @@ class Chain:
 
     def __init__(self) -> None:
         self._written: dict[int, tuple[weakref.ref, np.ndarray]] = {}
+        self._alone: list[Access] | None = None
+
+    def runs_alone(self, accesses: list[Access] | None) -> None:
+        """What the last kernel reads and writes, if all before it have ended when the next starts; else None."""
+        self._alone = accesses
+
+    @property
+    def one_runs(self) -> bool:
+        """Whether only the last kernel can still run when the next one starts."""
+        return self._alone is not None
+
+    def touched(self, array: Array, order: Any, part: Any) -> bool:
+        """Whether the last kernel, alone still running, reads or writes an element of this part."""
+        seen = np.zeros(max(array.root.nbytes, 1), bool)
+        for other, other_order, other_part in self._alone or ():
+            if other.root is array.root:
+                view_of(map_view(seen, other.a, other.root), other_order)[other_part] = True
+        return bool(view_of(map_view(seen, array.a, array.root), order)[part].any())
 
     def add(self, array: Array, order: Any, part: Any) -> None:
         key = id(array.root)
@@ -55,6 +78,7 @@ class Chain:
 
     def finish(self) -> None:
         self._written.clear()
+        self._alone = None
 
 
 class Launch:
@@ -73,6 +97,8 @@ class Launch:
         self.arguments = arguments
         self.number = 0  # of the block that runs
         self.waited = False
+        self._any_waited = False
+        self._started_early = False  # a block let the next kernel start before its own wait, or ended without one
         self.suspects: set[str] = set()
         self._writers: dict[int, np.ndarray] = {}
         self._reads: list[tuple[Array, Any, Any, int, frozenset[int], bool]] = []
@@ -99,6 +125,12 @@ class Launch:
             return "an undetermined value (a cast to an integer that cannot hold it, or a shift by too many bits)"
         return f"an undetermined value (it may come from the {'; or the '.join(sorted(self.suspects)[:3])})"
 
+    def wait(self) -> None:
+        self.waited = self._any_waited = True
+
+    def start_dependents(self) -> None:
+        self._started_early |= not self.waited
+
     # -- called by every access
 
     def reads(self, array: Array, order: Any, part: Any, *, atomic: bool = False) -> None:
@@ -111,7 +143,7 @@ class Launch:
 
     def writes(self, array: Array, order: Any, part: Any, *, atomic: bool = False) -> None:
         if self.chain is not None:
-            if not self.waited:
+            if not self.waited and (not self.chain.one_runs or self.chain.touched(array, order, part)):
                 raise InterpreterError(f"store to {array!r} before grid_dependency_control_wait")
             self._stores.append((array, order, part))
         if array.name not in self._alias_checked:
@@ -173,8 +205,13 @@ class Launch:
     # -- at the end
 
     def end_block(self) -> None:
-        if self.chain is not None and not self.waited:
+        if self.chain is not None and not self.waited and not self.chain.one_runs:
             raise InterpreterError("a block of a dependent launch ends without grid_dependency_control_wait")
+        self._started_early |= not self.waited
+
+    def end_grid(self, kernel: str) -> None:
+        if self.chain is not None and not self._any_waited:
+            raise InterpreterError(f"{kernel}: no block of a dependent launch reaches grid_dependency_control_wait")
 
     def unordered(self, writers: np.ndarray, block: int, visible: frozenset[int]) -> list[int]:
         """Blocks among `writers` that neither happened before the read by `block`, nor after it."""
@@ -209,6 +246,8 @@ class Launch:
         if self.chain is not None:
             for array, order, part in self._stores:
                 self.chain.add(array, order, part)
+            reads = [(array, order, part) for array, order, part, *_ in self._reads]
+            self.chain.runs_alone(None if self._started_early else reads + self._stores)
 
 
 def view_of(view: np.ndarray, order: Any) -> np.ndarray:

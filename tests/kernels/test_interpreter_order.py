@@ -179,6 +179,70 @@ class TestDependentLaunch:
 
 
 @ct.kernel
+def ordered_kernel(x, y, LATE: I):
+    """y = x; the next kernel may start before this block's wait, or after it."""
+    if not LATE:
+        ct.grid_dependency_control_launch_dependents()
+    ct.grid_dependency_control_wait()
+    if LATE:
+        ct.grid_dependency_control_launch_dependents()
+    i = ct.bid(0)
+    ct.store(y, index=(i,), tile=ct.load(x, index=(i,), shape=(4,)))
+
+
+@ct.kernel
+def early_kernel(w, y, WAITS: I):
+    """y = w before any wait; then WAITS blocks wait."""
+    i = ct.bid(0)
+    ct.store(y, index=(i,), tile=ct.load(w, index=(i,), shape=(4,)))
+    if i < WAITS:
+        ct.grid_dependency_control_wait()
+
+
+class TestStoresBeforeTheWait:
+    """Allowed where only the kernel before can still run, and on what that one does not touch."""
+
+    def chain(self, *, late: int) -> tuple[InterpreterLauncher, list[np.ndarray]]:
+        """A launcher that has run x -> y with two blocks, the arrays w, x, y, and z, which a kernel before x wrote."""
+        launcher, arrays = InterpreterLauncher("sm_90", pdl=True), [floats(8) + i for i in range(4)]
+        w, x, y, z = arrays
+        launcher(ordered_kernel, (2, 1, 1), (w, z, 0))
+        launcher(ordered_kernel, (2, 1, 1), (x, y, late))
+        return launcher, arrays
+
+    @pytest.mark.parametrize("waits", [1, 2])
+    def test_an_array_that_a_finished_kernel_wrote(self, waits: int) -> None:
+        launcher, (w, x, _, z) = self.chain(late=1)
+        launcher(early_kernel, (2, 1, 1), (x, z, waits))
+        assert z.tolist() == x.tolist()
+        launcher(ordered_kernel, (2, 1, 1), (z, w, 0))
+        assert w.tolist() == x.tolist()
+
+    @pytest.mark.parametrize("which", [1, 2])
+    def test_what_the_running_kernel_reads_or_writes(self, which: int) -> None:
+        launcher, arrays = self.chain(late=1)
+        with caught("store to y.*before grid_dependency_control_wait"):
+            launcher(early_kernel, (2, 1, 1), (arrays[0], arrays[which], 2))
+
+    def test_after_a_kernel_that_started_it_too_soon(self) -> None:
+        launcher, (_, x, _, z) = self.chain(late=0)
+        with caught("store to y.*before grid_dependency_control_wait"):
+            launcher(early_kernel, (2, 1, 1), (x, z, 2))
+
+    def test_after_an_early_kernel(self) -> None:
+        """It started the next one before its wait: two kernels may still run then."""
+        launcher, (_, x, _, z) = self.chain(late=1)
+        launcher(early_kernel, (2, 1, 1), (x, z, 1))
+        with caught("store to y.*before grid_dependency_control_wait"):
+            launcher(early_kernel, (2, 1, 1), (x, floats(8), 2))
+
+    def test_a_grid_that_nobody_waits_in(self) -> None:
+        launcher, (_, x, _, z) = self.chain(late=1)
+        with caught("early_kernel: no block of a dependent launch reaches grid_dependency_control_wait"):
+            launcher(early_kernel, (2, 1, 1), (x, z, 0))
+
+
+@ct.kernel
 def flag_kernel(data, flag, y, ORDERED: I):
     """Block 0 publishes data, block 1 reads it once the flag is up."""
     if ct.bid(0) == 0:
