@@ -44,6 +44,16 @@ def largest_of(xs, STEP: Int, NK: Int):
     return ct.maximum(ct.max(top, axis=1, keepdims=True), 1e-30)
 
 
+def store_digits(row, top, digits, t, C: Int, NC: Int):
+    """The digits of token t, whose numbers are at most `top`."""
+    unit = LARGEST / top
+    group, place = t // TOGETHER, t % TOGETHER
+    for j in ct.static_iter(range(NC)):
+        hi, lo = two_digits(row[j].astype(ct.float32) * unit)
+        ct.store(digits, index=(group, 0, place, j), tile=hi.astype(ct.int8).reshape((1, 1, 1, C)), allow_tma=False)
+        ct.store(digits, index=(group, 1, place, j), tile=lo.astype(ct.int8).reshape((1, 1, 1, C)), allow_tma=False)
+
+
 @ct.kernel
 def digits_kernel(x, digits, scales, C: Int, NC: Int, PDL: Bool):
     """digits[t // 8, 0, t % 8] = hi, digits[t // 8, 1, t % 8] = lo of x[t] / scales[t].
@@ -60,12 +70,7 @@ def digits_kernel(x, digits, scales, C: Int, NC: Int, PDL: Bool):
         ct.load(x, index=(t, j), shape=(1, C), padding_mode=ZERO, allow_tma=False) for j in ct.static_iter(range(NC))
     )
     top = largest_of(row, C, NC)
-    unit = LARGEST / top
-    group, place = t // TOGETHER, t % TOGETHER
-    for j in ct.static_iter(range(NC)):
-        hi, lo = two_digits(row[j].astype(ct.float32) * unit)
-        ct.store(digits, index=(group, 0, place, j), tile=hi.astype(ct.int8).reshape((1, 1, 1, C)), allow_tma=False)
-        ct.store(digits, index=(group, 1, place, j), tile=lo.astype(ct.int8).reshape((1, 1, 1, C)), allow_tma=False)
+    store_digits(row, top, digits, t, C, NC)
     ct.store(scales, index=(t, 0), tile=top * (1.0 / LARGEST), allow_tma=False, check_bounds=False)
 
 
@@ -78,16 +83,25 @@ def token_digits(launcher: Launcher, x: Any, digits: Any, scales: Any) -> None:
     op = "token_digits"
     check_array(f"{op}: x", x, (None, None), *HALF, align=16)
     tokens, k = (int(n) for n in x.shape)
-    if tokens % TOGETHER or k % 16:
-        raise ValueError(f"{op}: x has {tokens} tokens of {k} columns, expected multiples of {TOGETHER} and 16")
-    check_array(f"{op}: digits", digits, (2 * tokens, k), "int8", align=16)
-    check_array(f"{op}: scales", scales, (tokens, 1), "float32", align=16)
-    rows = digits.reshape(tokens // TOGETHER, 2, TOGETHER, k)
+    rows = digit_rows(op, tokens, k, digits, scales)
     tile = min(TILE, 1 << (k - 1).bit_length())
     launcher(digits_kernel, (tokens, 1, 1), (x, rows, scales, tile, -(-k // tile), launcher.pdl))
 
 
+def digit_rows(op: str, tokens: int, k: int, digits: Any, scales: Any) -> Any:
+    """`digits` as the kernels store them, [T / 8, 2, 8, K].
+
+    Raises:
+        ValueError, TypeError: tokens or columns that do not come in eights and sixteens, or arrays that do not fit.
+    """
+    if tokens % TOGETHER or k % 16:
+        raise ValueError(f"{op}: x has {tokens} tokens of {k} columns, expected multiples of {TOGETHER} and 16")
+    check_array(f"{op}: digits", digits, (2 * tokens, k), "int8", align=16)
+    check_array(f"{op}: scales", scales, (tokens, 1), "float32", align=16)
+    return digits.reshape(tokens // TOGETHER, 2, TOGETHER, k)
+
+
 def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
-    """The inputs of a chunk's products."""
-    for k in {model.hidden, model.attention_width, model.ffn}:
+    """What a chunk's products take from the attention and from the activation; kernels/norm.py makes the others'."""
+    for k in {model.attention_width, model.ffn}:
         token_digits(launcher, ArraySpec((512, k), dtype), ArraySpec((1024, k), "int8"), ArraySpec((512, 1), "float32"))

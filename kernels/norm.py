@@ -2,7 +2,11 @@
 
     y[t] = x[t] / sqrt(mean(x[t]²) + ε) · gain        (Zhang and Sennrich, 2019)
 
-Refuses: rows that a 16-byte load does not divide.
+    rms_norm         y in half precision
+    rms_norm_digits  y as two int8 digits a number and a scale a token (kernels/digits.py), for INT8 products: straight
+                     from float32, so half precision does not round in between, and nothing is read a second time
+
+Refuses: rows that a 16-byte load does not divide (for digits: of no multiple of 16 columns, tokens not in eights).
 """
 
 from __future__ import annotations
@@ -11,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
+from kernels.digits import LARGEST, digit_rows, store_digits
+from kernels.int8_digits import largest_and_sum
 from kernels.launch import check_array
 from kernels.notation import HALF, ZERO, Bool, Float, Int
 from kernels.specs import ArraySpec
@@ -43,6 +49,37 @@ def rms_norm_kernel(x, gain, y, K: Int, EPS: Float, C: Int, NC: Int, PDL: Bool):
         ct.store(y, index=(t, k), tile=(tiles[k] * scale * g).astype(y.dtype), allow_tma=False)
 
 
+@ct.kernel
+def rms_norm_digits_kernel(x, gain, digits, scales, K: Int, EPS: Float, C: Int, NC: Int, PDL: Bool):
+    """128 digits[t // 8, 0, t % 8] + digits[t // 8, 1, t % 8] = RMSNorm(x[t]) · gain / scales[t], rounded.
+
+    x [T, K] float32, gain [1, K] half or float32, digits [T / 8, 2, 8, K] int8, scales [T, 1] float32. Grid: T blocks
+    of one token, in NC tiles of C. The norm's factor goes into the scale: the digits are those of x · gain, and largest
+    number and sum of squares come from one reduction. A row of zeros has a scale above zero.
+    """
+    t = ct.bid(0)
+    if PDL:
+        ct.grid_dependency_control_launch_dependents()
+    gains = tuple(
+        ct.load(gain, index=(0, k), shape=(1, C), padding_mode=ZERO, allow_tma=False) for k in ct.static_iter(range(NC))
+    )
+    if PDL:
+        ct.grid_dependency_control_wait()
+    row = tuple(
+        ct.load(x, index=(t, k), shape=(1, C), padding_mode=ZERO, allow_tma=False) for k in ct.static_iter(range(NC))
+    )
+    squares, top = ct.zeros((1, C), dtype=ct.float32), ct.zeros((1, C), dtype=ct.float32)
+    for k in ct.static_iter(range(NC)):
+        squares = squares + row[k] * row[k]
+    row = tuple(row[k] * gains[k].astype(ct.float32) for k in ct.static_iter(range(NC)))
+    for k in ct.static_iter(range(NC)):
+        top = ct.maximum(top, ct.abs(row[k]))
+    top, total = ct.reduce((top, squares), 1, largest_and_sum, (1e-30, 0.0), keepdims=True)
+    store_digits(row, top, digits, t, C, NC)
+    scale = top * (1.0 / LARGEST) * ct.rsqrt(total * (1.0 / K) + EPS)
+    ct.store(scales, index=(t, 0), tile=scale, allow_tma=False, check_bounds=False)
+
+
 def rms_norm(launcher: Launcher, x: Any, gain: Any, y: Any, *, eps: float) -> None:
     """y [T, K] half = RMSNorm(x [T, K] float32) with weight gain [1, K].
 
@@ -60,8 +97,27 @@ def rms_norm(launcher: Launcher, x: Any, gain: Any, y: Any, *, eps: float) -> No
     launcher(rms_norm_kernel, (tokens, 1, 1), args)
 
 
+def rms_norm_digits(launcher: Launcher, x: Any, gain: Any, digits: Any, scales: Any, *, eps: float) -> None:
+    """digits [2 T, K] int8 and scales [T, 1] float32 of RMSNorm(x [T, K] float32) with weight gain [1, K].
+
+    Raises:
+        ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernel reads.
+    """
+    op = "rms_norm_digits"
+    check_array(f"{op}: x", x, (None, None), "float32", align=16)
+    tokens, width = (int(n) for n in x.shape)
+    check_array(f"{op}: gain", gain, (1, width), *HALF, "float32", align=16)
+    rows = digit_rows(op, tokens, width, digits, scales)
+    tile = min(1024, 1 << (width - 1).bit_length())
+    args = (x, gain, rows, scales, width, float(eps), tile, -(-width // tile), launcher.pdl)
+    launcher(rms_norm_digits_kernel, (tokens, 1, 1), args)
+
+
 def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
-    """A chunk of 512 tokens, and the one row whose logits follow a prompt."""
+    """A chunk of 512 tokens, in half precision and in digits, and the one row whose logits follow a prompt."""
+    x, gain = ArraySpec((512, model.hidden), "float32"), ArraySpec((1, model.hidden), "float32")
+    digits, scales = ArraySpec((1024, model.hidden), "int8"), ArraySpec((512, 1), "float32")
+    rms_norm_digits(launcher, x, gain, digits, scales, eps=model.eps)
     for tokens in (512, 1):
         x, y = ArraySpec((tokens, model.hidden), "float32"), ArraySpec((tokens, model.hidden), dtype)
         rms_norm(launcher, x, ArraySpec((1, model.hidden), "float32"), y, eps=model.eps)

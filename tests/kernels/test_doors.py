@@ -55,7 +55,7 @@ from kernels.linear_prefill_digits import (
 )
 from kernels.linear_prefill_int8 import linear_prefill_int8_residual
 from kernels.linear_split import LinearSplitConfig, linear_split, linear_split_residual
-from kernels.norm import rms_norm
+from kernels.norm import rms_norm, rms_norm_digits
 from kernels.rope import qk_norm_rope_kv, rope_queries
 from kernels.sampling import SampleConfig, SampleWorkspace, sample, sample_workspace_shapes
 from kernels.specs import ArraySpec, RecordingLauncher
@@ -318,6 +318,11 @@ CALLS = [
     Call(linear_prefill_digits_swiglu, {**DIGITS, "y": half(8, 24), "bias": half(48)}, TILES),
     Call(linear_prefill_digits_xielu, {**DIGITS, "alphas": floats(2), "y": half(8, 48), "bias": half(48)}, TILES),
     Call(rms_norm, {"x": floats(3, 64), "gain": half(1, 64), "y": half(3, 64)}, {"eps": 1e-6}),
+    Call(
+        rms_norm_digits,
+        {"x": floats(8, 64), "gain": half(1, 64), "digits": signed(16, 64), "scales": floats(8, 1)},
+        {"eps": 1e-6},
+    ),
 ]
 
 
