@@ -3,6 +3,10 @@
 Prefill multiplies such weights in half precision: widening the int32 sums of every group costs more than the product,
 and widening the bytes inside the product 1.3 to 1.7 times it (docs/kernels.md), while this pass takes five bytes of
 traffic a weight, most of them within the L2. scale · w is rounded to half precision, a sixth of INT8's own error.
+
+Nothing here depends on the tokens. Where the launch before is one that starts its dependents only once it has waited
+itself, all launches before that one have ended, and with `early` this one stores while that one still runs: in the SMs
+that its last wave leaves idle.
 """
 
 from __future__ import annotations
@@ -12,61 +16,75 @@ from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
+from kernels.int8_rows import ROUND, ROUND_BITS
 from kernels.int8_scales import check_int8
 from kernels.launch import check_array
-from kernels.notation import HALF, ZERO, Bool, Int
+from kernels.linear import plain_tile
+from kernels.notation import HALF, Bool, Int
 from kernels.specs import ArraySpec
 
 if TYPE_CHECKING:
     from kernels.launch import Launcher
     from kernels.shapes import ModelShape
 
+MOST = 16384  # columns of a group
+
 
 @dataclass(frozen=True)
 class DequantiseConfig:
-    """Rows and columns of a block."""
+    """Weights of a block."""
 
-    tile_n: int = 8
-    tile_k: int = 1024
+    weights: int = 8192
 
 
 @ct.kernel
-def dequantise_kernel(w, scale, out, TN: Int, TK: Int, G: Int, PDL: Bool):
-    """out[n, k] = scale[n, k // G] · w[n, k].
+def dequantise_kernel(w, scale, out, R: Int, G: Int, EVEN: Bool, EARLY: Bool, PDL: Bool):
+    """out[g, k] = scale[g] · w[g, k].
 
-    w [N, K] int8, scale [N, K / G] float32, out [N, K] half. Grid (ceil(N / TN), ceil(K / TK)): a tile. float32, one
-    rounding at the store. Tiles may hang over: zeros in, nothing out.
+    w [groups, G] int8, scale [groups, 1] float32, out [groups, G] half: a group is a row, so that a row of the tile has
+    one scale. Grid: blocks of R groups; EVEN: they fill the last block. float32, one rounding at the store.
+    With EARLY only the first block waits: a grid ends with its last block, so the next launch, which waits for this
+    one, finds the one before ended too.
     """
-    i, j = ct.bid(0), ct.bid(1)
+    i = ct.bid(0)
     if PDL:
         ct.grid_dependency_control_launch_dependents()
-    tile = ct.load(w, index=(i, j), shape=(TN, TK), padding_mode=ZERO, allow_tma=False).astype(ct.float32)
-    scales = ct.load(scale, index=(i, j), shape=(TN, TK // G), padding_mode=ZERO, allow_tma=False)
-    wide = ct.broadcast_to(scales.reshape((TN, TK // G, 1)), (TN, TK // G, G)).reshape((TN, TK))
-    if PDL:
+    whole = plain_tile(w, (i, 0), (R, G), EVEN).astype(ct.int32) + ROUND_BITS
+    wide = (ct.bitcast(whole, ct.float32) - ROUND) * plain_tile(scale, (i, 0), (R, 1), EVEN)
+    if PDL and not EARLY:
         ct.grid_dependency_control_wait()
-    ct.store(out, index=(i, j), tile=(tile * wide).astype(out.dtype), allow_tma=False)
+    ct.store(out, index=(i, 0), tile=wide.astype(out.dtype), allow_tma=False, check_bounds=not EVEN)
+    if PDL and EARLY:  # noqa: SIM102 - the constants choose the code, the block's number is a value
+        if i == 0:
+            ct.grid_dependency_control_wait()
 
 
-def dequantise(launcher: Launcher, w: Any, scale: Any, out: Any, *, config: DequantiseConfig | None = None) -> None:
+def dequantise(
+    launcher: Launcher, w: Any, scale: Any, out: Any, *, early: bool = False, config: DequantiseConfig | None = None
+) -> None:
     """out [N, K] half = scale [N, K / G] float32 · w [N, K] int8.
+
+    `early`: under dependent launch, store before the launch before has ended. That one must start its dependents after
+    its own wait, and neither read nor write `out`.
 
     Raises:
         ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernel reads.
     """
     op, config = "dequantise", config or DequantiseConfig()
     n, k, group = check_int8(op, w, scale)
-    if group is None or group > config.tile_k:
-        raise ValueError(
-            f"{op}: {int(scale.shape[1])} scales for {k} columns, expected one for at most {config.tile_k}"
-        )
+    if group is None or group > MOST:
+        raise ValueError(f"{op}: {int(scale.shape[1])} scales for {k} columns, expected one for at most {MOST}")
     check_array(f"{op}: out", out, (n, k), *HALF, align=16)
-    grid = (-(-n // config.tile_n), -(-k // config.tile_k), 1)
-    launcher(dequantise_kernel, grid, (w, scale, out, config.tile_n, config.tile_k, group, launcher.pdl))
+    groups, rows = n * k // group, max(1, config.weights // group)
+    arrays = w.reshape(groups, group), scale.reshape(groups, 1), out.reshape(groups, group)
+    constants = (rows, group, groups % rows == 0, early and launcher.pdl, launcher.pdl)
+    launcher(dequantise_kernel, (-(-groups // rows), 1, 1), (*arrays, *constants))
 
 
 def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
     """The down product's weights in groups of 64 (of 32 or 16 where those do not divide)."""
     n, k = model.products["down"]
     group = next(size for size in (64, 32, 16) if k % size == 0)
-    dequantise(launcher, ArraySpec((n, k), "int8"), ArraySpec((n, k // group), "float32"), ArraySpec((n, k), dtype))
+    arrays = ArraySpec((n, k), "int8"), ArraySpec((n, k // group), "float32"), ArraySpec((n, k), dtype)
+    for early in (False, True) if launcher.pdl else (False,):
+        dequantise(launcher, *arrays, early=early)

@@ -8,6 +8,9 @@
 x comes from kernels/digits.py: two int8 digits a number, so twice the rows at twice the rate of half precision, and
 half the bytes of weights. The int32 sums are exact; a token's two are joined at the end, 128 hi + lo.
 
+Each waits before it starts its dependents, the other kernels the other way round: so once the next launch runs, all
+before this one have ended, and kernels/dequantise.py may fill an array that nobody reads any more.
+
 Refuses: groups of columns with scales of their own (their sums would have to be widened at every step, which costs more
 than the product: kernels/linear_prefill_int8.py takes them), rows of more than 132,104 columns.
 """
@@ -65,8 +68,8 @@ def linear_prefill_digits_kernel(
     T a multiple of 8, any N and K: loads past an edge read 0, stores past it are dropped.
     """
     if PDL:
-        ct.grid_dependency_control_launch_dependents()
         ct.grid_dependency_control_wait()
+        ct.grid_dependency_control_launch_dependents()
     out, m, n = own_product(x, x_scale, w, scale, bias, TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
     ct.store(y, index=(m, n), tile=out.astype(y.dtype))
 
@@ -82,8 +85,8 @@ def linear_prefill_digits_residual_kernel(
     where there is a TMA reduction.
     """
     if PDL:
-        ct.grid_dependency_control_launch_dependents()
         ct.grid_dependency_control_wait()
+        ct.grid_dependency_control_launch_dependents()
     out, m, n = own_product(x, x_scale, w, scale, bias, TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
     residual.tiled_view((TILE_M // 2, TILE_N)).atomic_store_add((m, n), out)
 
@@ -97,8 +100,8 @@ def linear_prefill_digits_swiglu_kernel(
     As linear_prefill_digits_kernel; y [T, N / 2].
     """
     if PDL:
-        ct.grid_dependency_control_launch_dependents()
         ct.grid_dependency_control_wait()
+        ct.grid_dependency_control_launch_dependents()
     out, m, n = own_product(x, x_scale, w, scale, bias, TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
     T = ct.static_eval(TILE_M // 2)
     pairs = out.reshape((T, TILE_N // 2, 2))
@@ -117,8 +120,8 @@ def linear_prefill_digits_xielu_kernel(
     As linear_prefill_digits_kernel; alphas [2] float32.
     """
     if PDL:
-        ct.grid_dependency_control_launch_dependents()
         ct.grid_dependency_control_wait()
+        ct.grid_dependency_control_launch_dependents()
     out, m, n = own_product(x, x_scale, w, scale, bias, TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
     positive = ct.load(alphas, index=(0,), shape=(), allow_tma=False)
     negative = ct.load(alphas, index=(1,), shape=(), allow_tma=False)

@@ -9,7 +9,7 @@ import pytest
 
 from kernels.dequantise import dequantise
 from kernels.digits import token_digits
-from kernels.linear_prefill import LinearPrefillConfig
+from kernels.linear_prefill import LinearPrefillConfig, linear_prefill_residual
 from kernels.linear_prefill_digits import (
     linear_prefill_digits,
     linear_prefill_digits_residual,
@@ -17,6 +17,8 @@ from kernels.linear_prefill_digits import (
     linear_prefill_digits_xielu,
 )
 from kernels.linear_prefill_int8 import linear_prefill_int8_residual
+from kernels.norm import rms_norm_digits
+from tests.reference import decode
 from tests.reference import linear_prefill as reference
 from tests.reference.int8 import dequantised, quantised
 from tests.reference.random_arrays import normal
@@ -49,12 +51,33 @@ def test_widened_inside(
     assert_close(machine.host(residual), want + before)
 
 
-@pytest.mark.parametrize(("rows", "k", "group"), [(16, 2048, 64), (9, 576, 64), (130, 80, 16), (8, 9728, 64)])
+@pytest.mark.parametrize(
+    ("rows", "k", "group"), [(16, 2048, 64), (9, 576, 64), (130, 80, 16), (8, 9728, 64), (3, 4096, 2048)]
+)
 def test_dequantise(machine: Any, rows: int, k: int, group: int, dtype: str) -> None:
     w, scale = quantised(normal((rows, k), "float32", seed=2), group)
     out = machine.empty((rows, k), dtype)
     dequantise(machine.launcher, machine.array(w), machine.array(scale), out)
     np.testing.assert_array_equal(machine.host(out), dequantised(w, scale).astype(np.float32).astype(out.dtype))
+
+
+def test_dequantise_while_the_product_before_runs(machine: Any) -> None:
+    """As the engine launches it: behind a product in digits, then a reader of both."""
+    d = Digits(machine, DIGIT_SIZES[1], "bfloat16")
+    w, scale = quantised(normal((16, 2048), "float32", seed=2), 64)
+    y, out = machine.empty(d.shape, "bfloat16"), machine.zeros((16, 2048), "bfloat16")
+    weights = machine.array(w), machine.array(scale)
+    for _ in range(2):  # the second time over what the first one left
+        linear_prefill_digits(machine.launcher, *d.arrays, y, config=SMALL)
+        dequantise(machine.launcher, *weights, out, early=True)
+        residual = machine.array(np.zeros((d.shape[0], 16), np.float32))
+        x = machine.array(normal((d.shape[0], 2048), "bfloat16", seed=5))
+        linear_prefill_residual(machine.launcher, x, out, residual, config=SMALL)
+    np.testing.assert_array_equal(machine.host(out), dequantised(w, scale).astype(np.float32).astype(out.dtype))
+    assert_close(
+        machine.host(residual), reference.product(normal((d.shape[0], 2048), "bfloat16", seed=5), machine.host(out))
+    )
+    assert_close(machine.host(y), reference.product(d.exact, d.wide))
 
 
 @pytest.mark.parametrize(("tokens", "k"), [(8, 64), (24, 576), (16, 2560), (8, 9728)])
@@ -68,6 +91,26 @@ def test_token_digits(machine: Any, tokens: int, k: int, dtype: str) -> None:
     top = np.abs(x.astype(np.float64)).max(1, keepdims=True)
     assert np.abs(whole).max() == 16256
     assert (np.abs(whole * machine.host(scales) - x.astype(np.float64)) <= 0.501 * top / 16256).all()
+    assert not whole[3].any()
+
+
+@pytest.mark.parametrize("gain_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("tokens", "k"), [(8, 64), (24, 576), (16, 2560), (8, 5120)])
+def test_norm_in_digits(machine: Any, tokens: int, k: int, gain_dtype: str) -> None:
+    """Against a norm in float64; where ε decides (a faint row), where nothing does (zeros), and a great number."""
+    x, gain = normal((tokens, k), "float32", seed=1), normal((1, k), gain_dtype, seed=2)
+    x[1] *= 1e-3
+    x[3] = 0
+    x[5, 7] = 3e4
+    digits, scales = machine.empty((2 * tokens, k), "int8"), machine.empty((tokens, 1), "float32")
+    rms_norm_digits(machine.launcher, machine.array(x), machine.array(gain), digits, scales, eps=1e-5)
+    want = decode.rms_norm(x, gain, 1e-5)
+    found = machine.host(digits).reshape(-1, 2, 8, k).astype(np.float64)
+    assert np.abs(found[:, 1]).max() <= 64
+    whole = (128 * found[:, 0] + found[:, 1]).reshape(tokens, k)
+    top = np.abs(want).max(1, keepdims=True)
+    assert (np.abs(whole).max(1)[np.arange(tokens) != 3] == 16256).all()
+    assert (np.abs(whole * machine.host(scales) - want) <= 0.501 * top / 16256 + 1e-6 * np.abs(want)).all()
     assert not whole[3].any()
 
 
@@ -139,5 +182,5 @@ def test_refusals(machine: Any) -> None:
         linear_prefill_digits(go, *token, *weight(8, 80), array(8, 8), config=SMALL)
     with pytest.raises(ValueError, match="gate and up rows in pairs"):
         linear_prefill_digits_swiglu(go, *token, *weight(9, 64), array(8, 4), config=SMALL)
-    with pytest.raises(ValueError, match="1 scales for 64 columns, expected one for at most 1024"):
+    with pytest.raises(ValueError, match="1 scales for 64 columns, expected one for at most 16384"):
         dequantise(go, *weight(8, 64), array(8, 64))

@@ -47,7 +47,7 @@ from kernels.linear_prefill_digits import (
     linear_prefill_digits_xielu,
 )
 from kernels.linear_prefill_int8 import linear_prefill_int8_residual
-from kernels.norm import rms_norm
+from kernels.norm import rms_norm, rms_norm_digits
 from kernels.rope import qk_norm_rope_kv
 from kernels.sampling import SampleConfig, SampleWorkspace, sample, sample_workspace_shapes
 
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 
     Buffers = Mapping[str, Array]
     Weight = tuple[Array, Array]  # values, scales or None
+    Rows = Array | tuple[Array, Array]  # [T, K] in half precision, or as digits [2 T, K] int8 with their scales [T, 1]
     # keys, values, block table, and for an INT8 cache the scales of keys and values
     Pages = tuple[Array, Array, Array, tuple[Array, Array] | None]
 
@@ -124,6 +125,17 @@ def as_row(array: Array) -> Array:
     return None if array is None else array.reshape(1, -1)
 
 
+def _in_digits(w: Weight) -> bool:
+    """Whether a chunk's product with `w` goes bytes by bytes: INT8 with one scale a row."""
+    return w[1] is not None and w[1].shape[1] == 1
+
+
+def _digit_arrays(x: Array, b: Buffers) -> tuple[Array, Array]:
+    """Digits [2 T, K] and scales [T, 1] for x [T, K]."""
+    rows, k = x.shape
+    return b["rows_digits"][: 2 * rows * k].reshape(2 * rows, k), b["rows_digit_scales"][:rows]
+
+
 class Ops:
     """Calls wrappers on a RecordingLauncher; `records` is the plan."""
 
@@ -146,19 +158,29 @@ class Ops:
         """y [T, D] half = RMSNorm(x)."""
         rms_norm(self._launcher, x, as_row(gain), y, eps=self._s.rms_norm_eps)
 
-    def linear_rows(self, x: Array, w: Weight, bias: Array, y: Array, b: Buffers) -> None:
+    def norm_rows_for(self, x: Array, gain: Array, w: Weight, b: Buffers) -> Rows:
+        """RMSNorm(x) as the product with `w` reads it: in digits where that has one scale a row."""
+        if not _in_digits(w):
+            normed = b["rows_normed"][: x.shape[0]]
+            self.norm_rows(x, gain, normed)
+            return normed
+        digits, scales = _digit_arrays(x, b)
+        rms_norm_digits(self._launcher, x, as_row(gain), digits, scales, eps=self._s.rms_norm_eps)
+        return digits, scales
+
+    def linear_rows(self, x: Rows, w: Weight, bias: Array, y: Array, b: Buffers) -> None:
         """y [T, N] half."""
         self._product("", (linear_prefill, linear_prefill_digits), (x, w, bias), y, b)
 
-    def add_linear_rows(self, x: Array, w: Weight, bias: Array, stream: Array, b: Buffers) -> None:
+    def add_linear_rows(self, x: Rows, w: Weight, bias: Array, stream: Array, b: Buffers) -> None:
         """stream [T, N] float32 += x · wᵀ."""
         self._product("_residual", (linear_prefill_residual, linear_prefill_digits_residual), (x, w, bias), stream, b)
 
-    def swiglu_rows(self, x: Array, w: Weight, bias: Array, y: Array, b: Buffers) -> None:
+    def swiglu_rows(self, x: Rows, w: Weight, bias: Array, y: Array, b: Buffers) -> None:
         """y [T, F] half."""
         self._product("_swiglu", (linear_prefill_swiglu, linear_prefill_digits_swiglu), (x, w, bias), y, b)
 
-    def xielu_rows(self, x: Array, w: Weight, numbers: Array, y: Array, b: Buffers) -> None:
+    def xielu_rows(self, x: Rows, w: Weight, numbers: Array, y: Array, b: Buffers) -> None:
         """y [T, F] half = xIELU(x · wᵀ) by a layer's [α_p, α_n, β, ε]."""
         self._product("_xielu", (linear_prefill_xielu, linear_prefill_digits_xielu), (x, w, None), y, b, numbers[:2])
 
@@ -173,27 +195,37 @@ class Ops:
             linear_prefill_int8_residual(self._launcher, x, values, scale, out, config=config)
 
     def _product(
-        self, form: str, ops: tuple[Any, Any], inputs: tuple[Array, Weight, Array], y: Array, b: Buffers, *more: Array
+        self, form: str, ops: tuple[Any, Any], inputs: tuple[Rows, Weight, Array], y: Array, b: Buffers, *more: Array
     ) -> None:
         """In half precision, with weights in groups widened first; or in digits, with one scale a row."""
         x, (values, scale), bias = inputs
         into = (*more, y)
-        if scale is not None and scale.shape[1] == 1:
-            rows, k = x.shape
-            digits, scales = b["rows_digits"][: 2 * rows * k].reshape(2 * rows, k), b["rows_digit_scales"][:rows]
-            token_digits(self._launcher, x, digits, scales)
-            config = self._product_config(f"linear_prefill_digits{form}", x, values)
+        if _in_digits((values, scale)):
+            digits, scales = x if isinstance(x, tuple) else self._digits_of(x, b)
+            config = self._product_config(f"linear_prefill_digits{form}", scales, values)
             ops[1](self._launcher, digits, scales, values, scale, *into, config=config, bias=bias)
             return
         if scale is not None:
             wide = b["rows_weight"][: values.shape[0] * values.shape[1]].reshape(values.shape)
-            dequantise(self._launcher, values, scale, wide)
+            dequantise(self._launcher, values, scale, wide, early=self._after_digits_product())
             values = wide
         config = self._product_config(f"linear_prefill{form}", x, values)
         ops[0](self._launcher, x, values, *into, config=config, bias=bias)
 
+    def _digits_of(self, x: Array, b: Buffers) -> tuple[Array, Array]:
+        """Rows of a kernel that writes half precision, by a launch of their own."""
+        digits, scales = _digit_arrays(x, b)
+        token_digits(self._launcher, x, digits, scales)
+        return digits, scales
+
+    def _after_digits_product(self) -> bool:
+        """Whether the launch before starts its dependents late and knows nothing of `rows_weight`."""
+        records = self._launcher.records
+        return bool(records) and records[-1].module == linear_prefill_digits.__module__
+
     def _product_config(self, family: str, x: Array, w: Array) -> LinearPrefillConfig:
-        return self._configured(LinearPrefillConfig, family, tokens=x.shape[0], n=w.shape[0], k=x.shape[1])
+        """`x`: any array with a row for each token."""
+        return self._configured(LinearPrefillConfig, family, tokens=x.shape[0], n=w.shape[0], k=w.shape[1])
 
     def _configured(self, kind: type[Config], family: str, **shape: int) -> Config:
         return configured(kind, family, self._launcher.arch, **shape)

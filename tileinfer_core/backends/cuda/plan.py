@@ -116,16 +116,15 @@ class Plans:
 
     def _prefill_layer(self, o: ops.Ops, w: LayerWeights[Array], index: int, x: Array) -> None:
         b, rows = self._b, x.shape[0]
-        normed, qkv, q = b["rows_normed"][:rows], b["rows_qkv"][:rows], b["rows_q"][:rows]
-        attention, act = b["rows_attention"][:rows], b["rows_act"][:rows]
-        pages = self._pages(index)
-        o.norm_rows(x, w.input_norm, normed)
-        o.linear_rows(normed, (w.qkv, w.qkv_scale), w.qkv_bias, qkv, b)
+        qkv, q, attention, act = (b[f"rows_{name}"][:rows] for name in ("qkv", "q", "attention", "act"))
+        pages, weight = self._pages(index), (w.qkv, w.qkv_scale)
+        normed = o.norm_rows_for(x, w.input_norm, weight, b)
+        o.linear_rows(normed, weight, w.qkv_bias, qkv, b)
         o.rope_rows(qkv, (w.q_norm, w.k_norm), b, pages, q)
         o.attend_rows(q, pages, b["start"], attention)
         o.add_linear_rows(attention, (w.o, w.o_scale), w.o_bias, x, b)
-        o.norm_rows(x, w.post_norm, normed)
         gate_up = w.gate_up, w.gate_up_scale
+        normed = o.norm_rows_for(x, w.post_norm, gate_up, b)
         if w.xielu is None:
             o.swiglu_rows(normed, gate_up, w.gate_up_bias, act, b)
         else:
