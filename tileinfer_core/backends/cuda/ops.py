@@ -69,6 +69,7 @@ Config = TypeVar("Config")
 MAX_GROUP = 8  # query heads of a key/value head: the columns of one matrix product
 SIZE_STEP = 8  # elements of a 16-byte load
 INT8_STEP = LOAD
+AHEAD = 0.5  # of a grouped product's weights are widened behind the product two before it, the rest just before it
 _SAMPLE_ARRAYS = ("adjusted", "run_maxima", "partials", "won_values", "won_ids", "sorted_values", "sorted_ids")
 
 
@@ -143,6 +144,7 @@ class Ops:
         self._launcher = launcher
         self._s = structure
         self._heads: dict[str, Any] = {"kv_heads": structure.num_key_value_heads, "head_dim": structure.head_dim}
+        self._ahead: tuple[Array, int] | None = None  # a weight, and how many of its rows have been widened
 
     @property
     def records(self) -> list[Recorded]:
@@ -206,11 +208,32 @@ class Ops:
             ops[1](self._launcher, digits, scales, values, scale, *into, config=config, bias=bias)
             return
         if scale is not None:
-            wide = b["rows_weight"][: values.shape[0] * values.shape[1]].reshape(values.shape)
-            dequantise(self._launcher, values, scale, wide, early=self._after_digits_product())
-            values = wide
+            ahead, done = self._ahead or (None, 0)
+            values = self._widen((values, scale), b, done if ahead is values else 0, values.shape[0])
         config = self._product_config(f"linear_prefill{form}", x, values)
         ops[0](self._launcher, x, values, *into, config=config, bias=bias)
+
+    def widen_ahead(self, w: Weight, between: Weight, b: Buffers) -> None:
+        """A share of the weights of a later product, where there is time: behind a product in digits.
+
+        `between` is the weight of the product until then, which must leave the scratch array alone.
+        """
+        values, scale = w
+        rows = round(AHEAD * values.shape[0])
+        if scale is None or _in_digits(w) or not _in_digits(between) or not self._after_digits_product() or not rows:
+            return
+        self._widen(w, b, 0, rows)
+        self._ahead = values, rows
+
+    def _widen(self, w: Weight, b: Buffers, first: int, stop: int) -> Array:
+        """[N, K] half, the weights; rows from `first` on are made now."""
+        values, scale = w
+        wide = b["rows_weight"][: values.shape[0] * values.shape[1]].reshape(values.shape)
+        part = slice(first, stop)
+        if first < stop:
+            early = self._after_digits_product()
+            dequantise(self._launcher, values[part], scale[part], wide[part], early=early)
+        return wide
 
     def _digits_of(self, x: Array, b: Buffers) -> tuple[Array, Array]:
         """Rows of a kernel that writes half precision, by a launch of their own."""

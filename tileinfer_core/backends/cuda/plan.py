@@ -123,13 +123,14 @@ class Plans:
         o.rope_rows(qkv, (w.q_norm, w.k_norm), b, pages, q)
         o.attend_rows(q, pages, b["start"], attention)
         o.add_linear_rows(attention, (w.o, w.o_scale), w.o_bias, x, b)
-        gate_up = w.gate_up, w.gate_up_scale
+        gate_up, down = (w.gate_up, w.gate_up_scale), (w.down, w.down_scale)
+        o.widen_ahead(down, gate_up, b)
         normed = o.norm_rows_for(x, w.post_norm, gate_up, b)
         if w.xielu is None:
             o.swiglu_rows(normed, gate_up, w.gate_up_bias, act, b)
         else:
             o.xielu_rows(normed, gate_up, w.xielu, act, b)
-        o.add_linear_rows(act, (w.down, w.down_scale), w.down_bias, x, b)
+        o.add_linear_rows(act, down, w.down_bias, x, b)
 
     def all_logits(self, first: int, rows: int, out: Array) -> list[Recorded]:
         """out [rows, V] float32, zeroed before, after rows `first` … of the last chunk."""
