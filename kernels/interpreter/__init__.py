@@ -12,7 +12,8 @@ Each fault raises InterpreterError naming kernel, block, source line, operation,
 - two blocks that write one element without atomics; a block that reads what another writes, unless it masks the value
   or multiplies it by an exact zero
 - arguments that share memory, where one is written
-- under PDL: a read of an earlier kernel's output or any store before the wait, a block that never waits
+- under PDL: a read of an earlier kernel's output before the wait, a store before it, a block that never waits (races.py
+  has the exception: where only the kernel before can still run)
 - types the compiler refuses (a float32 tile stored into BF16, FP16 with BF16), integer division by zero
 
 Small tiles cost some 2 µs an operation, a fifth of it for the checks.
