@@ -1,10 +1,10 @@
 """Rows of activations as two int8 digits each, for the INT8 products of a prefill chunk.
 
-    x[t] ≈ s[t] · (128 hi[t] + lo[t]),   s[t] = max |x[t]| / 16,256
+    x[t] ≈ s[t] · (256 hi[t] + lo[t]),   s[t] = max |x[t]| / 32,512
 
-15 bits of the largest number of a token, where half precision has 8 or 11 of each. Digits lie as the rows of the tensor
-cores want them, so that a token's two sums meet in one thread: eight rows of hi, then the eight rows of lo of the same
-tokens.
+16 bits of the largest number of a token, where half precision has 8 or 11 of each. The digits are the bytes of a whole
+number. They lie as the rows of the tensor cores want them, so that a token's two sums meet in one thread: eight rows of
+hi, then the eight rows of lo of the same tokens.
 
 Refuses: rows that a 16-byte load does not divide, tokens that are no multiple of 8.
 """
@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
-from kernels.int8_rows import nearest
+from kernels.int8_rows import ROUND, nearest
 from kernels.launch import check_array
-from kernels.notation import HALF, ZERO, Bool, Int
+from kernels.linear import plain_tile
+from kernels.notation import HALF, Bool, Int
 from kernels.specs import ArraySpec
 
 if TYPE_CHECKING:
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
     from kernels.shapes import ModelShape
 
 TOGETHER = 8  # tokens whose digits alternate
-LARGEST = 16256.0  # 127 · 128: the largest token in digits, (127, 0)
-TILE = 2048  # columns that a block takes at once
+LARGEST = 16256.0  # 127 · 128: the largest number in digits of 7 bits, (127, 0)
+LARGEST_BYTES = 32512.0  # 127 · 256: the largest token in bytes, (127, 0)
+TILE = 1024  # columns: 16 bytes of half precision a thread, which then has their digits to store as well
+EVEN_TILES = 10  # at most; rows that need more have larger tiles, of which the last hangs over
 
 
 def two_digits(x):
@@ -34,6 +37,12 @@ def two_digits(x):
     q = nearest(x)
     hi = (q + 64) >> 7
     return hi, q - hi * 128
+
+
+def two_bytes(x):
+    """int8 hi and lo of the whole number nearest to a float within ±LARGEST_BYTES: 256 hi + lo."""
+    bits = ct.bitcast(x + ROUND, ct.int32)
+    return ((bits + 128) >> 8).astype(ct.int8), bits.astype(ct.int8)
 
 
 def largest_of(xs, STEP: Int, NK: Int):
@@ -44,34 +53,38 @@ def largest_of(xs, STEP: Int, NK: Int):
     return ct.maximum(ct.max(top, axis=1, keepdims=True), 1e-30)
 
 
-def store_digits(row, top, digits, t, C: Int, NC: Int):
+def row_tiles(x, t, C: Int, NC: Int, EVEN: Bool):
+    """Row t in NC tiles of C; zeros behind its end, if it has one within the last tile."""
+    return tuple(plain_tile(x, (t, j), (1, C), EVEN) for j in ct.static_iter(range(NC)))
+
+
+def store_digits(row, top, digits, t, C: Int, NC: Int, EVEN: Bool):
     """The digits of token t, whose numbers are at most `top`."""
-    unit = LARGEST / top
+    unit = LARGEST_BYTES / top
     group, place = t // TOGETHER, t % TOGETHER
     for j in ct.static_iter(range(NC)):
-        hi, lo = two_digits(row[j].astype(ct.float32) * unit)
-        ct.store(digits, index=(group, 0, place, j), tile=hi.astype(ct.int8).reshape((1, 1, 1, C)), allow_tma=False)
-        ct.store(digits, index=(group, 1, place, j), tile=lo.astype(ct.int8).reshape((1, 1, 1, C)), allow_tma=False)
+        hi, lo = two_bytes(row[j].astype(ct.float32) * unit)
+        hi, lo = hi.reshape((1, 1, 1, C)), lo.reshape((1, 1, 1, C))
+        ct.store(digits, index=(group, 0, place, j), tile=hi, allow_tma=False, check_bounds=not EVEN)
+        ct.store(digits, index=(group, 1, place, j), tile=lo, allow_tma=False, check_bounds=not EVEN)
 
 
 @ct.kernel
-def digits_kernel(x, digits, scales, C: Int, NC: Int, PDL: Bool):
+def digits_kernel(x, digits, scales, C: Int, NC: Int, EVEN: Bool, PDL: Bool):
     """digits[t // 8, 0, t % 8] = hi, digits[t // 8, 1, t % 8] = lo of x[t] / scales[t].
 
     x [T, columns] half, digits [T / 8, 2, 8, columns] int8, scales [T, 1] float32. Grid: T blocks, one token each,
     whose NC tiles of C columns stay in registers. float32, rounded to the nearest digit pair; a row of zeros has a
-    scale above zero. The last tile may hang over: zeros in, nothing out.
+    scale above zero. The last tile may hang over where it is not EVEN: zeros in, nothing out.
     """
     t = ct.bid(0)
     if PDL:
         ct.grid_dependency_control_launch_dependents()
         ct.grid_dependency_control_wait()
-    row = tuple(
-        ct.load(x, index=(t, j), shape=(1, C), padding_mode=ZERO, allow_tma=False) for j in ct.static_iter(range(NC))
-    )
+    row = row_tiles(x, t, C, NC, EVEN)
     top = largest_of(row, C, NC)
-    store_digits(row, top, digits, t, C, NC)
-    ct.store(scales, index=(t, 0), tile=top * (1.0 / LARGEST), allow_tma=False, check_bounds=False)
+    store_digits(row, top, digits, t, C, NC, EVEN)
+    ct.store(scales, index=(t, 0), tile=top * (1.0 / LARGEST_BYTES), allow_tma=False, check_bounds=False)
 
 
 def token_digits(launcher: Launcher, x: Any, digits: Any, scales: Any) -> None:
@@ -84,8 +97,16 @@ def token_digits(launcher: Launcher, x: Any, digits: Any, scales: Any) -> None:
     check_array(f"{op}: x", x, (None, None), *HALF, align=16)
     tokens, k = (int(n) for n in x.shape)
     rows = digit_rows(op, tokens, k, digits, scales)
-    tile = min(TILE, 1 << (k - 1).bit_length())
-    launcher(digits_kernel, (tokens, 1, 1), (x, rows, scales, tile, -(-k // tile), launcher.pdl))
+    launcher(digits_kernel, (tokens, 1, 1), (x, rows, scales, *tiles_of(k, TILE), launcher.pdl))
+
+
+def tiles_of(k: int, most: int) -> tuple[int, int, bool]:
+    """Columns of a tile, tiles of a row, and whether the last one ends where the row does: no bounds checks then."""
+    even = min(most, k & -k)
+    if k // even <= EVEN_TILES:
+        return even, k // even, True
+    tile = min(most, 1 << (k - 1).bit_length())
+    return tile, -(-k // tile), k % tile == 0
 
 
 def digit_rows(op: str, tokens: int, k: int, digits: Any, scales: Any) -> Any:

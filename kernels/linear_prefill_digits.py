@@ -6,7 +6,7 @@
     linear_prefill_digits_xielu     y = xIELU(x Wᵀ)
 
 x comes from kernels/digits.py: two int8 digits a number, so twice the rows at twice the rate of half precision, and
-half the bytes of weights. The int32 sums are exact; a token's two are joined at the end, 128 hi + lo.
+half the bytes of weights. The int32 sums are exact; a token's two are joined at the end, 256 hi + lo.
 
 Each waits before it starts its dependents, the other kernels the other way round: so once the next launch runs, all
 before this one have ended, and kernels/dequantise.py may fill an array that nobody reads any more.
@@ -49,7 +49,7 @@ def own_product(x, x_scale, w, scale, bias, TILE_M: Int, TILE_N: Int, TILE_K: In
     lo = ct.extract(pairs, (0, 1, 0, 0), (TILE_M // 16, 1, 8, TILE_N)).reshape((T, TILE_N))
     of_token = ct.load(x_scale, index=(m, 0), shape=(T, 1), padding_mode=ZERO, allow_tma=False)
     of_row = ct.load(scale, index=(0, n), shape=(1, TILE_N), padding_mode=ZERO, allow_tma=False)
-    out = (hi * 128.0 + lo) * of_token * of_row
+    out = (hi * 256.0 + lo) * of_token * of_row
     if BIAS:
         b = ct.load(bias, index=(n,), shape=(TILE_N,), padding_mode=ZERO, allow_tma=False)
         out = out + b.astype(ct.float32).reshape((1, TILE_N))

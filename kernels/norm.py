@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
-from kernels.digits import LARGEST, digit_rows, store_digits
+from kernels.digits import LARGEST_BYTES, digit_rows, row_tiles, store_digits, tiles_of
 from kernels.int8_digits import largest_and_sum
 from kernels.launch import check_array
 from kernels.notation import HALF, ZERO, Bool, Float, Int
@@ -24,6 +24,9 @@ from kernels.specs import ArraySpec
 if TYPE_CHECKING:
     from kernels.launch import Launcher
     from kernels.shapes import ModelShape
+
+
+TILE = 512  # columns: 16 bytes of the stream a thread, which then has their digits to store as well
 
 
 @ct.kernel
@@ -50,8 +53,8 @@ def rms_norm_kernel(x, gain, y, K: Int, EPS: Float, C: Int, NC: Int, PDL: Bool):
 
 
 @ct.kernel
-def rms_norm_digits_kernel(x, gain, digits, scales, K: Int, EPS: Float, C: Int, NC: Int, PDL: Bool):
-    """128 digits[t // 8, 0, t % 8] + digits[t // 8, 1, t % 8] = RMSNorm(x[t]) · gain / scales[t], rounded.
+def rms_norm_digits_kernel(x, gain, digits, scales, K: Int, EPS: Float, C: Int, NC: Int, EVEN: Bool, PDL: Bool):
+    """256 digits[t // 8, 0, t % 8] + digits[t // 8, 1, t % 8] = RMSNorm(x[t]) · gain / scales[t], rounded.
 
     x [T, K] float32, gain [1, K] half or float32, digits [T / 8, 2, 8, K] int8, scales [T, 1] float32. Grid: T blocks
     of one token, in NC tiles of C. The norm's factor goes into the scale: the digits are those of x · gain, and largest
@@ -60,14 +63,10 @@ def rms_norm_digits_kernel(x, gain, digits, scales, K: Int, EPS: Float, C: Int, 
     t = ct.bid(0)
     if PDL:
         ct.grid_dependency_control_launch_dependents()
-    gains = tuple(
-        ct.load(gain, index=(0, k), shape=(1, C), padding_mode=ZERO, allow_tma=False) for k in ct.static_iter(range(NC))
-    )
+    gains = row_tiles(gain, 0, C, NC, EVEN)
     if PDL:
         ct.grid_dependency_control_wait()
-    row = tuple(
-        ct.load(x, index=(t, k), shape=(1, C), padding_mode=ZERO, allow_tma=False) for k in ct.static_iter(range(NC))
-    )
+    row = row_tiles(x, t, C, NC, EVEN)
     squares, top = ct.zeros((1, C), dtype=ct.float32), ct.zeros((1, C), dtype=ct.float32)
     for k in ct.static_iter(range(NC)):
         squares = squares + row[k] * row[k]
@@ -75,8 +74,8 @@ def rms_norm_digits_kernel(x, gain, digits, scales, K: Int, EPS: Float, C: Int, 
     for k in ct.static_iter(range(NC)):
         top = ct.maximum(top, ct.abs(row[k]))
     top, total = ct.reduce((top, squares), 1, largest_and_sum, (1e-30, 0.0), keepdims=True)
-    store_digits(row, top, digits, t, C, NC)
-    scale = top * (1.0 / LARGEST) * ct.rsqrt(total * (1.0 / K) + EPS)
+    store_digits(row, top, digits, t, C, NC, EVEN)
+    scale = top * (1.0 / LARGEST_BYTES) * ct.rsqrt(total * (1.0 / K) + EPS)
     ct.store(scales, index=(t, 0), tile=scale, allow_tma=False, check_bounds=False)
 
 
@@ -108,8 +107,7 @@ def rms_norm_digits(launcher: Launcher, x: Any, gain: Any, digits: Any, scales: 
     tokens, width = (int(n) for n in x.shape)
     check_array(f"{op}: gain", gain, (1, width), *HALF, "float32", align=16)
     rows = digit_rows(op, tokens, width, digits, scales)
-    tile = min(1024, 1 << (width - 1).bit_length())
-    args = (x, gain, rows, scales, width, float(eps), tile, -(-width // tile), launcher.pdl)
+    args = (x, gain, rows, scales, width, float(eps), *tiles_of(width, TILE), launcher.pdl)
     launcher(rms_norm_digits_kernel, (tokens, 1, 1), args)
 
 
