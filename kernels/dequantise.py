@@ -28,32 +28,36 @@ if TYPE_CHECKING:
     from kernels.shapes import ModelShape
 
 MOST = 16384  # columns of a group
+TILE = 1024  # weights: 8 bytes a thread, whose half precision is the 16 bytes that it stores; nothing changes threads
 
 
 @dataclass(frozen=True)
 class DequantiseConfig:
-    """Weights of a block."""
+    """Weights of a block, a power of two from a tile's up."""
 
     weights: int = 8192
 
 
 @ct.kernel
-def dequantise_kernel(w, scale, out, R: Int, G: Int, EVEN: Bool, EARLY: Bool, PDL: Bool):
+def dequantise_kernel(w, scale, out, R: Int, N: Int, G: Int, EVEN: Bool, EARLY: Bool, PDL: Bool):
     """out[g, k] = scale[g] · w[g, k].
 
-    w [groups, G] int8, scale [groups, 1] float32, out [groups, G] half: a group is a row, so that a row of the tile has
-    one scale. Grid: blocks of R groups; EVEN: they fill the last block. float32, one rounding at the store.
+    w [groups, G] int8, scale [groups, 1] float32, out [groups, G] half: a group is a row, so that a row of a tile has
+    one scale. Grid: blocks of N tiles of R groups; EVEN: they fill the last tile, else zeros in, nothing out past the
+    end. float32, one rounding at the store.
     With EARLY only the first block waits: a grid ends with its last block, so the next launch, which waits for this
     one, finds the one before ended too.
     """
     i = ct.bid(0)
     if PDL:
         ct.grid_dependency_control_launch_dependents()
-    whole = plain_tile(w, (i, 0), (R, G), EVEN).astype(ct.int32) + ROUND_BITS
-    wide = (ct.bitcast(whole, ct.float32) - ROUND) * plain_tile(scale, (i, 0), (R, 1), EVEN)
+    tiles = tuple(plain_tile(w, (i * N + j, 0), (R, G), EVEN) for j in ct.static_iter(range(N)))
+    scales = tuple(plain_tile(scale, (i * N + j, 0), (R, 1), EVEN) for j in ct.static_iter(range(N)))
     if PDL and not EARLY:
         ct.grid_dependency_control_wait()
-    ct.store(out, index=(i, 0), tile=wide.astype(out.dtype), allow_tma=False, check_bounds=not EVEN)
+    for j in ct.static_iter(range(N)):
+        wide = ((ct.bitcast(tiles[j].astype(ct.int32) + ROUND_BITS, ct.float32) - ROUND) * scales[j]).astype(out.dtype)
+        ct.store(out, index=(i * N + j, 0), tile=wide, allow_tma=False, check_bounds=not EVEN)
     if PDL and EARLY:  # noqa: SIM102 - the constants choose the code, the block's number is a value
         if i == 0:
             ct.grid_dependency_control_wait()
@@ -75,10 +79,12 @@ def dequantise(
     if group is None or group > MOST:
         raise ValueError(f"{op}: {int(scale.shape[1])} scales for {k} columns, expected one for at most {MOST}")
     check_array(f"{op}: out", out, (n, k), *HALF, align=16)
-    groups, rows = n * k // group, max(1, config.weights // group)
+    groups, rows = n * k // group, max(1, TILE // group)
+    count = -(-groups // rows)
+    tiles = min(max(1, config.weights // (rows * group)), count & -count)  # whole blocks of tiles
     arrays = w.reshape(groups, group), scale.reshape(groups, 1), out.reshape(groups, group)
-    constants = (rows, group, groups % rows == 0, early and launcher.pdl, launcher.pdl)
-    launcher(dequantise_kernel, (-(-groups // rows), 1, 1), (*arrays, *constants))
+    constants = (rows, tiles, group, groups % rows == 0, early and launcher.pdl, launcher.pdl)
+    launcher(dequantise_kernel, (count // tiles, 1, 1), (*arrays, *constants))
 
 
 def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
