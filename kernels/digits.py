@@ -58,22 +58,21 @@ def row_tiles(x, t, C: Int, NC: Int, EVEN: Bool):
     return tuple(plain_tile(x, (t, j), (1, C), EVEN) for j in ct.static_iter(range(NC)))
 
 
-def store_digits(row, top, digits, t, C: Int, NC: Int, EVEN: Bool):
+def store_digits(row, top, digits, t, NC: Int, EVEN: Bool):
     """The digits of token t, whose numbers are at most `top`."""
     unit = LARGEST_BYTES / top
-    group, place = t // TOGETHER, t % TOGETHER
+    place = t // TOGETHER * (2 * TOGETHER) + t % TOGETHER
     for j in ct.static_iter(range(NC)):
         hi, lo = two_bytes(row[j].astype(ct.float32) * unit)
-        hi, lo = hi.reshape((1, 1, 1, C)), lo.reshape((1, 1, 1, C))
-        ct.store(digits, index=(group, 0, place, j), tile=hi, allow_tma=False, check_bounds=not EVEN)
-        ct.store(digits, index=(group, 1, place, j), tile=lo, allow_tma=False, check_bounds=not EVEN)
+        ct.store(digits, index=(place, j), tile=hi, allow_tma=False, check_bounds=not EVEN)
+        ct.store(digits, index=(place + TOGETHER, j), tile=lo, allow_tma=False, check_bounds=not EVEN)
 
 
 @ct.kernel
 def digits_kernel(x, digits, scales, C: Int, NC: Int, EVEN: Bool, PDL: Bool):
-    """digits[t // 8, 0, t % 8] = hi, digits[t // 8, 1, t % 8] = lo of x[t] / scales[t].
+    """digits[t'] = hi, digits[t' + 8] = lo of x[t] / scales[t], t' = 16 (t // 8) + t % 8.
 
-    x [T, columns] half, digits [T / 8, 2, 8, columns] int8, scales [T, 1] float32. Grid: T blocks, one token each,
+    x [T, columns] half, digits [2 T, columns] int8, scales [T, 1] float32. Grid: T blocks, one token each,
     whose NC tiles of C columns stay in registers. float32, rounded to the nearest digit pair; a row of zeros has a
     scale above zero. The last tile may hang over where it is not EVEN: zeros in, nothing out.
     """
@@ -83,7 +82,7 @@ def digits_kernel(x, digits, scales, C: Int, NC: Int, EVEN: Bool, PDL: Bool):
         ct.grid_dependency_control_wait()
     row = row_tiles(x, t, C, NC, EVEN)
     top = largest_of(row, C, NC)
-    store_digits(row, top, digits, t, C, NC, EVEN)
+    store_digits(row, top, digits, t, NC, EVEN)
     ct.store(scales, index=(t, 0), tile=top * (1.0 / LARGEST_BYTES), allow_tma=False, check_bounds=False)
 
 
@@ -96,8 +95,8 @@ def token_digits(launcher: Launcher, x: Any, digits: Any, scales: Any) -> None:
     op = "token_digits"
     check_array(f"{op}: x", x, (None, None), *HALF, align=16)
     tokens, k = (int(n) for n in x.shape)
-    rows = digit_rows(op, tokens, k, digits, scales)
-    launcher(digits_kernel, (tokens, 1, 1), (x, rows, scales, *tiles_of(k, TILE), launcher.pdl))
+    check_digits(op, tokens, k, digits, scales)
+    launcher(digits_kernel, (tokens, 1, 1), (x, digits, scales, *tiles_of(k, TILE), launcher.pdl))
 
 
 def tiles_of(k: int, most: int) -> tuple[int, int, bool]:
@@ -109,17 +108,12 @@ def tiles_of(k: int, most: int) -> tuple[int, int, bool]:
     return tile, -(-k // tile), k % tile == 0
 
 
-def digit_rows(op: str, tokens: int, k: int, digits: Any, scales: Any) -> Any:
-    """`digits` as the kernels store them, [T / 8, 2, 8, K].
-
-    Raises:
-        ValueError, TypeError: tokens or columns that do not come in eights and sixteens, or arrays that do not fit.
-    """
+def check_digits(op: str, tokens: int, k: int, digits: Any, scales: Any) -> None:
+    """Raises ValueError or TypeError: tokens or columns not in eights and sixteens, or arrays that do not fit them."""
     if tokens % TOGETHER or k % 16:
         raise ValueError(f"{op}: x has {tokens} tokens of {k} columns, expected multiples of {TOGETHER} and 16")
     check_array(f"{op}: digits", digits, (2 * tokens, k), "int8", align=16)
     check_array(f"{op}: scales", scales, (tokens, 1), "float32", align=16)
-    return digits.reshape(tokens // TOGETHER, 2, TOGETHER, k)
 
 
 def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:

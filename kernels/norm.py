@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
-from kernels.digits import LARGEST_BYTES, digit_rows, row_tiles, store_digits, tiles_of
+from kernels.digits import LARGEST_BYTES, check_digits, row_tiles, store_digits, tiles_of
 from kernels.int8_digits import largest_and_sum
 from kernels.launch import check_array
 from kernels.notation import HALF, ZERO, Bool, Float, Int
@@ -54,11 +54,12 @@ def rms_norm_kernel(x, gain, y, K: Int, EPS: Float, C: Int, NC: Int, PDL: Bool):
 
 @ct.kernel
 def rms_norm_digits_kernel(x, gain, digits, scales, K: Int, EPS: Float, C: Int, NC: Int, EVEN: Bool, PDL: Bool):
-    """256 digits[t // 8, 0, t % 8] + digits[t // 8, 1, t % 8] = RMSNorm(x[t]) · gain / scales[t], rounded.
+    """256 digits[t'] + digits[t' + 8] = RMSNorm(x[t]) · gain / scales[t], rounded, t' = 16 (t // 8) + t % 8.
 
-    x [T, K] float32, gain [1, K] half or float32, digits [T / 8, 2, 8, K] int8, scales [T, 1] float32. Grid: T blocks
-    of one token, in NC tiles of C. The norm's factor goes into the scale: the digits are those of x · gain, and largest
-    number and sum of squares come from one reduction. A row of zeros has a scale above zero.
+    x [T, K] float32, gain [1, K] half or float32, digits [2 T, K] int8, scales [T, 1] float32. Grid: T blocks of one
+    token, in NC tiles of C, the last of which may hang over where it is not EVEN. The norm's factor goes into the
+    scale: the digits are those of x · gain, and largest number and sum of squares come from one reduction. A row of
+    zeros has a scale above zero.
     """
     t = ct.bid(0)
     if PDL:
@@ -74,7 +75,7 @@ def rms_norm_digits_kernel(x, gain, digits, scales, K: Int, EPS: Float, C: Int, 
     for k in ct.static_iter(range(NC)):
         top = ct.maximum(top, ct.abs(row[k]))
     top, total = ct.reduce((top, squares), 1, largest_and_sum, (1e-30, 0.0), keepdims=True)
-    store_digits(row, top, digits, t, C, NC, EVEN)
+    store_digits(row, top, digits, t, NC, EVEN)
     scale = top * (1.0 / LARGEST_BYTES) * ct.rsqrt(total * (1.0 / K) + EPS)
     ct.store(scales, index=(t, 0), tile=scale, allow_tma=False, check_bounds=False)
 
@@ -106,8 +107,8 @@ def rms_norm_digits(launcher: Launcher, x: Any, gain: Any, digits: Any, scales: 
     check_array(f"{op}: x", x, (None, None), "float32", align=16)
     tokens, width = (int(n) for n in x.shape)
     check_array(f"{op}: gain", gain, (1, width), *HALF, "float32", align=16)
-    rows = digit_rows(op, tokens, width, digits, scales)
-    args = (x, gain, rows, scales, width, float(eps), *tiles_of(width, TILE), launcher.pdl)
+    check_digits(op, tokens, width, digits, scales)
+    args = (x, gain, digits, scales, width, float(eps), *tiles_of(width, TILE), launcher.pdl)
     launcher(rms_norm_digits_kernel, (tokens, 1, 1), args)
 
 

@@ -134,7 +134,7 @@ def check(chunk: Chunk, tokens: int) -> None:
     before = chunk.stream(chunk.launches(tokens, BEFORE), tokens)
     assert np.isfinite(want).all()
     difference = float(np.abs(want - before).max() / np.abs(before).max())
-    assert difference < 0.02, difference
+    assert difference < 0.05, difference
     say(f"{tokens} tokens: early stores leave the same bits {CHECKS} times; norms in digits differ by {difference:.1e}")
 
 
@@ -188,7 +188,7 @@ def main() -> None:
     parser.add_argument("--recipe", default="default", choices=["default", "rows", "groups-of-128"])
     parser.add_argument("--block", type=int, nargs="*", default=[], help="weights of a block of the dequantisation")
     args = parser.parse_args()
-    device = GpuDevice()
+    device, failed = GpuDevice(), False
     variants = VARIANTS + tuple(Variant(f"the engine's plan, blocks of {n} weights", block=n) for n in args.block)
     for name in args.models:
         half, int8 = Chunk(device, name, "bf16", args.layers), Chunk(device, name, args.recipe, args.layers)
@@ -197,9 +197,14 @@ def main() -> None:
         compile_ahead(device.arch, [record for work in works for record in work])
         say(f"{name}, {args.layers} layers, {args.recipe} recipe")
         for tokens in args.tokens:
-            check(int8, tokens)
+            try:
+                check(int8, tokens)
+            except AssertionError as error:
+                failed = True
+                say(f"{tokens} tokens: WRONG: {' '.join(str(error).split())[:300]}")
             time_layers(half, int8, tokens, variants)
             time_alone(int8, tokens, variants)
+    raise SystemExit(failed)
 
 
 if __name__ == "__main__":
