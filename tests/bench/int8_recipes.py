@@ -134,6 +134,13 @@ def digits(x: np.ndarray, number: int) -> np.ndarray:
     return (np.rint(x / scale) * scale).astype(np.float32)
 
 
+def decode_digits(x: np.ndarray) -> np.ndarray:
+    """x [T, K] as a decode step's two digits hold it: whole multiples of a power of two, the largest below 2^14."""
+    top = np.abs(x).max(axis=1, keepdims=True).astype(np.float64)
+    scale = np.exp2(np.floor(np.log2(np.maximum(top, 2.0**-100))) - 13)
+    return (np.rint(x / scale) * scale).astype(np.float32)
+
+
 def sweep(bench: Bench, only: str, calibration_tokens: int) -> None:
     def rows(name):
         return None
@@ -197,6 +204,8 @@ def activations(bench: Bench) -> None:
     for number in (1, 2, 3):
         ops.linear = lambda x, weight, bias, n=number: linear(digits(x, n), weight, bias)
         bench.measure(f"activations in {number} digit{'s' * (number > 1)}", None)
+    ops.linear = lambda x, weight, bias: linear(decode_digits(x), weight, bias)
+    bench.measure("activations in two digits by a power of two", None)
     del ops.linear
     ops._rounded_kv = True
     bench.measure("INT8 keys and values", None)
