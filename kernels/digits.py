@@ -102,7 +102,7 @@ def token_digits(launcher: Launcher, x: Any, digits: Any, scales: Any) -> None:
 def tiles_of(k: int, most: int) -> tuple[int, int, bool]:
     """Columns of a tile, tiles of a row, and whether the last one ends where the row does: no bounds checks then."""
     even = min(most, k & -k)
-    if k // even <= EVEN_TILES:
+    if 2 * even >= most and k // even <= EVEN_TILES:
         return even, k // even, True
     tile = min(most, 1 << (k - 1).bit_length())
     return tile, -(-k // tile), k % tile == 0
