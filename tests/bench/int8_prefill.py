@@ -3,6 +3,7 @@
     python3 -m tests.bench.int8_prefill Qwen3-4B                        # 512 and 2,048 tokens, 12 layers
     python3 -m tests.bench.int8_prefill --tokens 64 --layers 36 Qwen3-4B
     python3 -m tests.bench.int8_prefill --block 2048 4096 16384 Qwen3-4B  # weights of a block of the dequantisation too
+    python3 -m tests.bench.int8_prefill --tiles --tokens 64 128 256 512 1024 2048 Qwen3-4B  # the digits' products
 
 Checked first: stores before the wait leave the chunk's stream as it was, bit for bit, over and over; norms straight in
 digits leave it close. Then microseconds a layer, all variants' graphs in turn: the engine's own plan with its launches
@@ -25,6 +26,7 @@ import numpy as np
 
 from kernels.compile import CompileError, compile_all
 from kernels.dequantise import DequantiseConfig, dequantise
+from kernels.linear_prefill import LinearPrefillConfig
 from kernels.shapes import MODELS
 from kernels.specs import Recorded, RecordingLauncher
 from tests.bench.int8_engine import config as config_of
@@ -37,6 +39,7 @@ from tileinfer_core.backends.cuda.load import empty_runner
 from tileinfer_core.backends.cuda.loader import random_weights
 from tileinfer_core.bench import BenchOptions
 from tileinfer_core.config import ModelConfig
+from tileinfer_core.errors import TileinferError
 from tileinfer_core.models.define import define_model
 
 if TYPE_CHECKING:
@@ -50,7 +53,7 @@ CHUNK = 2048
 @dataclass(frozen=True)
 class Variant:
     """What of the plan is as it is now. `ahead`: share of down's weights widened behind o; `block`: weights of a
-    dequantisation's block; `without`: kernels left out."""
+    dequantisation's block; `without`: kernels left out; `tiles`: of all products in digits, None for the table's."""
 
     name: str
     norms: bool = True
@@ -58,6 +61,7 @@ class Variant:
     ahead: float = ops.AHEAD
     block: int = DequantiseConfig.weights
     without: tuple[str, ...] = ()
+    tiles: LinearPrefillConfig | None = None
 
 
 BEFORE = Variant("as it was: digits apart, dequantisation waits", norms=False, early=False)
@@ -73,6 +77,26 @@ VARIANTS = (
 )
 
 
+DIGIT_PRODUCTS = tuple(f"linear_prefill_digits{form}_kernel" for form in ("", "_residual", "_swiglu", "_xielu"))
+TILES = [
+    LinearPrefillConfig(tile_m=m, tile_n=n, tile_k=k, group=group, warps=warps)
+    for m, n, k, group, warps in [
+        (128, 256, 128, 16, 8),
+        (128, 256, 128, 8, 8),
+        (128, 256, 128, 4, 8),
+        (128, 128, 128, 8, 0),
+        (128, 128, 128, 8, 8),
+        (128, 128, 256, 8, 0),
+        (64, 256, 128, 8, 0),
+        (64, 128, 128, 8, 0),
+        (64, 128, 256, 8, 0),
+        (64, 64, 128, 8, 0),
+        (64, 64, 256, 8, 0),
+        (64, 32, 256, 8, 0),
+    ]
+]
+
+
 class VariantOps(ops.Ops):
     """The plan's vocabulary with some words as they were."""
 
@@ -85,6 +109,10 @@ class VariantOps(ops.Ops):
 
     def _after_digits_product(self) -> bool:
         return self._variant.early and super()._after_digits_product()
+
+    def _product_config(self, family: str, x: Any, w: Any) -> LinearPrefillConfig:
+        chosen = self._variant.tiles if "digits" in family else None
+        return chosen or super()._product_config(family, x, w)
 
 
 class Chunk:
@@ -180,18 +208,57 @@ def time_alone(int8: Chunk, tokens: int, variants: Sequence[Variant]) -> None:
         say(f"{tokens:5d} tokens {us / len(work):8.2f} us a launch alone  {name}")
 
 
+def time_tiles(int8: Chunk, tokens: int) -> None:
+    """Each kind of product in digits, a chain over the layers, for the table's tiles and others."""
+    variants = [NOW] + [Variant(_named(tiles), tiles=tiles) for tiles in TILES]
+    for kernel in DIGIT_PRODUCTS:
+        works = [[r for r in int8.launches(tokens, variant) if r.name == kernel] for variant in variants]
+        able = [(variant, work) for variant, work in zip(variants, works, strict=True) if work and _runs(int8, work)]
+        for (variant, work), us in zip(able, microseconds(int8.device, [work for _, work in able]), strict=True):
+            rows, columns = work[0].args[2].shape
+            kind = kernel.removesuffix("_kernel")
+            say(f"{tokens:5d} x {rows} x {columns} {us / len(work):8.1f} us {kind}: {variant.name}")
+
+
+def _named(tiles: LinearPrefillConfig) -> str:
+    return f"{tiles.tile_m}x{tiles.tile_n}x{tiles.tile_k}, groups of {tiles.group}, {tiles.warps or 4} warps"
+
+
+def scan(int8: Chunk, lengths: Sequence[int]) -> None:
+    variants = [NOW] + [Variant("", tiles=tiles) for tiles in TILES]
+    records = [r for tokens in lengths for variant in variants for r in int8.launches(tokens, variant)]
+    compile_ahead(int8.device.arch, [record for record in records if record.name in DIGIT_PRODUCTS])
+    for tokens in lengths:
+        time_tiles(int8, tokens)
+
+
+def _runs(chunk: Chunk, work: Sequence[Recorded]) -> bool:
+    try:
+        chunk.device.run(work[:1])
+        chunk.device.synchronize()
+    except TileinferError as error:
+        say(f"  {str(error)[:200]}")
+        return False
+    return True
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", choices=list(MODELS))
     parser.add_argument("--tokens", type=int, nargs="*", default=[512, CHUNK], help="multiples of 64, up to 2048")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--recipe", default="default", choices=["default", "rows", "groups-of-128"])
+    parser.add_argument("--tiles", action="store_true", help="only tiles of the products in digits")
     parser.add_argument("--block", type=int, nargs="*", default=[], help="weights of a block of the dequantisation")
     args = parser.parse_args()
     device, failed = GpuDevice(), False
     variants = VARIANTS + tuple(Variant(f"the engine's plan, blocks of {n} weights", block=n) for n in args.block)
     for name in args.models:
-        half, int8 = Chunk(device, name, "bf16", args.layers), Chunk(device, name, args.recipe, args.layers)
+        int8 = Chunk(device, name, args.recipe, args.layers)
+        if args.tiles:
+            scan(int8, args.tokens)
+            continue
+        half = Chunk(device, name, "bf16", args.layers)
         works = [half.launches(tokens) for tokens in args.tokens]
         works += [int8.launches(tokens, variant) for tokens in args.tokens for variant in variants]
         compile_ahead(device.arch, [record for work in works for record in work])
