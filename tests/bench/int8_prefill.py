@@ -79,20 +79,23 @@ VARIANTS = (
 
 DIGIT_PRODUCTS = tuple(f"linear_prefill_digits{form}_kernel" for form in ("", "_residual", "_swiglu", "_xielu"))
 TILES = [
-    LinearPrefillConfig(tile_m=m, tile_n=n, tile_k=k, group=group, warps=warps)
-    for m, n, k, group, warps in [
-        (128, 256, 128, 16, 8),
-        (128, 256, 128, 8, 8),
-        (128, 256, 128, 4, 8),
-        (128, 128, 128, 8, 0),
-        (128, 128, 128, 8, 8),
-        (128, 128, 256, 8, 0),
-        (64, 256, 128, 8, 0),
-        (64, 128, 128, 8, 0),
-        (64, 128, 256, 8, 0),
-        (64, 64, 128, 8, 0),
-        (64, 64, 256, 8, 0),
-        (64, 32, 256, 8, 0),
+    LinearPrefillConfig(m, n, k, group, warps=warps, occupancy=occupancy, latency=latency)
+    for m, n, k, group, warps, occupancy, latency in [
+        (128, 256, 128, 16, 8, 0, 0),
+        (128, 256, 128, 8, 8, 0, 0),
+        (128, 256, 128, 4, 8, 0, 0),
+        (128, 256, 64, 16, 8, 0, 0),
+        (128, 256, 64, 16, 8, 0, 8),
+        (128, 128, 128, 8, 0, 0, 0),
+        (128, 128, 128, 8, 8, 0, 0),
+        (128, 128, 128, 8, 0, 2, 0),
+        (128, 128, 64, 8, 0, 2, 0),
+        (64, 256, 128, 8, 0, 0, 0),
+        (64, 128, 128, 8, 0, 0, 0),
+        (64, 128, 128, 8, 0, 2, 0),
+        (64, 64, 128, 8, 0, 2, 0),
+        (64, 64, 256, 8, 0, 0, 0),
+        (64, 32, 256, 8, 0, 0, 0),
     ]
 ]
 
@@ -221,7 +224,8 @@ def time_tiles(int8: Chunk, tokens: int) -> None:
 
 
 def _named(tiles: LinearPrefillConfig) -> str:
-    return f"{tiles.tile_m}x{tiles.tile_n}x{tiles.tile_k}, groups of {tiles.group}, {tiles.warps or 4} warps"
+    hints = "".join(f", {name} {value}" for name, value in {**tiles.hints, "latency": tiles.latency}.items() if value)
+    return f"{tiles.tile_m}x{tiles.tile_n}x{tiles.tile_k}, group {tiles.group}{hints}"
 
 
 def scan(int8: Chunk, lengths: Sequence[int]) -> None:
