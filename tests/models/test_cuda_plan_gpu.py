@@ -22,10 +22,11 @@ from tileinfer_core.weights import WeightFiles
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(cuda_status().problem is not None, reason="no usable GPU")]
 CONFIG = {**VARIANTS["qwen3-tied"], "head_dim": 64, "intermediate_size": 96, "max_position_embeddings": 4096}
-INT8 = {**CONFIG, "quantization_config": quantization_config({"Linear": None, "model.embed_tokens": 32})}
+ROWS = {"Linear": None, "model.embed_tokens": 32}
+GROUPS = {**ROWS, "re:.*down_proj": 32}  # as `quantize` makes them
 # of a logit, in float16, and where rounding to half precision decides how a key rounds in INT8; see
 # test_cuda_plan_engine.py
-TOLERANCE = {"half": 0.03, "int8 weights": 0.03, "int8 weights and cache": 0.15}
+TOLERANCE = {"half": 0.03, "int8 weights": 0.03, "int8 weights, groups in down": 0.03, "int8 weights and cache": 0.15}
 
 
 @pytest.fixture(scope="module", params=list(TOLERANCE))
@@ -35,7 +36,9 @@ def runners(tmp_path_factory, request):
     config, kv = CONFIG, "int8" if "cache" in request.param else "bf16"
     arrays = {t: tiny_models._values(t, shape) for t, shape in tiny_models.shapes(CONFIG).items()}
     if request.param != "half":
-        config, arrays = INT8, int8_tensors(arrays, None, 32)
+        grouped = {name: array for name, array in arrays.items() if "down_proj" in name and "groups" in request.param}
+        config = {**CONFIG, "quantization_config": quantization_config(GROUPS if grouped else ROWS)}
+        arrays = int8_tensors(arrays, None, 32) | int8_tensors(grouped, 32, 32)
     files = WeightFiles.open(write_checkpoint(tmp_path_factory.mktemp("model"), config, arrays, dtype="F16"))
     model, _ = define_from_files(ModelConfig.load(files.folder), files)
     cuda = load_runner(model, files, GpuDevice(), context=4096, on_progress=silent, kv=kv)
