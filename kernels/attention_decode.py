@@ -31,11 +31,10 @@ import cuda.tile as ct
 
 from kernels import configs
 from kernels.attention_int8 import MAX_PAGES, attention_int8_kernel
-from kernels.attention_tiles import COLUMNS, NEVER, columns, new_token, queries, store_split
+from kernels.attention_tiles import COLUMNS, NEVER, columns, new_token, own_position, queries, store_split
 from kernels.launch import Together, check_array, with_hints
 from kernels.notation import PAGE, Bool, Float, Int
 from kernels.paged_cache import check_heads, check_pools, check_rope, optional_gain, pool_specs
-from kernels.rope_tiles import gain_halves
 from kernels.specs import ArraySpec
 
 if TYPE_CHECKING:
@@ -123,10 +122,7 @@ def attention_page_kernel(
     h, s = ct.bid(0), ct.bid(1)
     if PDL:
         ct.grid_dependency_control_launch_dependents()
-    pos = ct.load(length, index=(0,), shape=(), check_bounds=False).item() - 1
-    c = ct.load(cos, index=(pos, 0), shape=(1, D // 2), allow_tma=False, check_bounds=False)
-    sn = ct.load(sin, index=(pos, 0), shape=(1, D // 2), allow_tma=False, check_bounds=False)
-    g0, g1 = gain_halves(q_gain, D, NORM)
+    pos, c, sn, g0, g1 = own_position(length, cos, sin, q_gain, D, NORM)
     if s < S:
         page = ct.load(table, index=(s,), shape=(), check_bounds=False).item() * HKV + h
         keys = ct.load(k_pool, index=(page, 0), shape=(PAGE, D), allow_tma=False, check_bounds=False)
@@ -160,10 +156,7 @@ def attention_loop_kernel(
     h, s = ct.bid(0), ct.bid(1)
     if PDL:
         ct.grid_dependency_control_launch_dependents()
-    pos = ct.load(length, index=(0,), shape=(), check_bounds=False).item() - 1
-    c = ct.load(cos, index=(pos, 0), shape=(1, D // 2), allow_tma=False, check_bounds=False)
-    sn = ct.load(sin, index=(pos, 0), shape=(1, D // 2), allow_tma=False, check_bounds=False)
-    g0, g1 = gain_halves(q_gain, D, NORM)
+    pos, c, sn, g0, g1 = own_position(length, cos, sin, q_gain, D, NORM)
     if s < S:
         pages = ct.cdiv(pos, PAGE)
         share = ct.cdiv(pages, S)

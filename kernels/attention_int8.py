@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING
 
 import cuda.tile as ct
 
-from kernels.attention_tiles import COLUMNS, NEVER, head_halves, store_split
+from kernels.attention_tiles import COLUMNS, NEVER, head_halves, own_position, store_lone, store_split
 from kernels.digits import LARGEST, two_digits
-from kernels.int8_rows import nearest, scale_of
+from kernels.int8_rows import largest_and_sum, nearest, scale_of
 from kernels.notation import LOG2E, PAGE, Bool, Float, Int
 from kernels.paged_cache import scale_specs
 from kernels.rope_tiles import gain_halves, rotated
@@ -64,10 +64,6 @@ def norm_factor(squares, D: Int, EPS: Float, NORM: Bool):
     if NORM:
         return ct.rsqrt(squares * (1.0 / D) + EPS)
     return 1.0
-
-
-def largest_and_sum(x, y, other_x, other_y):
-    return ct.maximum(x, other_x), y + other_y
 
 
 def two_largest_and_sum(x, y, z, other_x, other_y, other_z):
@@ -139,7 +135,10 @@ def new_token_int8(
     x0, x1 = head_halves(q, h, COLUMNS, D)
     a, b, q_squares = unnormed(x0, x1, g0, g1, c, s, D)
     ka, kb, k_squares = unnormed(half_row(k, h, 0, D), half_row(k, h, 1, D), k0, k1, c, s, D)
-    va, vb = half_row(v, h, 0, D).astype(ct.float32), half_row(v, h, 1, D).astype(ct.float32)
+    va, vb = (
+        half_row(v, h, 0, D).astype(ct.float32),
+        half_row(v, h, 1, D).astype(ct.float32),
+    )
     k_top, v_top, k_squares = ct.reduce(
         (ct.maximum(ct.abs(ka), ct.abs(kb)), ct.maximum(ct.abs(va), ct.abs(vb)), k_squares),
         1, two_largest_and_sum, (0.0, 0.0, 0.0), keepdims=True,
@@ -154,9 +153,7 @@ def new_token_int8(
     score = score * norm_factor(q_squares, D, EPS, NORM) * (ks * (LOG2E / D**0.5))
     store_same(out, h, S, 0, va.astype(ct.float32) * vs, D)
     store_same(out, h, S, 1, vb.astype(ct.float32) * vs, D)
-    ct.store(stats, index=(h, S, 0, 0), tile=score.reshape((1, 1, 1, COLUMNS)), allow_tma=False, check_bounds=False)
-    one = ct.ones((1, 1, 1, COLUMNS), dtype=ct.float32)
-    ct.store(stats, index=(h, S, 1, 0), tile=one, allow_tma=False, check_bounds=False)
+    store_lone(stats, h, S, score)
     slot = pos % PAGE
     ct.store(k_pool, index=(page * PAGE + slot, 0), tile=ka.astype(ct.int8), allow_tma=False, check_bounds=False)
     ct.store(k_pool, index=(page * PAGE + slot, 1), tile=kb.astype(ct.int8), allow_tma=False, check_bounds=False)
@@ -206,8 +203,13 @@ def attended(keys, values, ks, vs, at, pos, digits, step, W: Int, D: Int, APART:
     return joined(sums, D, W, APART) * (1.0 / WEIGHT), top, total
 
 
-def plain_tile(array, at, R: Int, C: Int):
+def page_tile(array, at, R: Int, C: Int):
     return ct.load(array, index=(at, 0), shape=(R, C), allow_tma=False, check_bounds=False)
+
+
+def scale_column(scales, at):
+    """A page's scales, [64, 1]."""
+    return page_tile(scales, at, 1, PAGE).reshape((PAGE, 1))
 
 
 def ring_tile(array, at, R: Int, C: Int, LATENCY: Int):
@@ -228,20 +230,17 @@ def attention_int8_kernel(
     h, s = ct.bid(0), ct.bid(1)
     if PDL:
         ct.grid_dependency_control_launch_dependents()
-    pos = ct.load(length, index=(0,), shape=(), check_bounds=False).item() - 1
-    c = ct.load(cos, index=(pos, 0), shape=(1, D // 2), allow_tma=False, check_bounds=False)
-    sn = ct.load(sin, index=(pos, 0), shape=(1, D // 2), allow_tma=False, check_bounds=False)
-    g0, g1 = gain_halves(q_gain, D, NORM)
+    pos, c, sn, g0, g1 = own_position(length, cos, sin, q_gain, D, NORM)
     if s < S:
         pages = ct.cdiv(pos, PAGE)
         steps = ct.cdiv(pages, N)
         share = ct.cdiv(steps, S) if LOOP else 1
         first = s * share
         at = tuple(page_row(table, first * N + j, pages, h, HKV) for j in ct.static_iter(range(N)))
-        ks = tuple(plain_tile(k_scales, at[j], 1, PAGE).reshape((PAGE, 1)) for j in ct.static_iter(range(N)))
-        vs = tuple(plain_tile(v_scales, at[j], 1, PAGE).reshape((PAGE, 1)) for j in ct.static_iter(range(N)))
-        keys = tuple(plain_tile(k_pool, at[j], PAGE, D) for j in ct.static_iter(range(N)))
-        values = tuple(plain_tile(v_pool, at[j], D, PAGE) for j in ct.static_iter(range(N)))
+        ks = tuple(scale_column(k_scales, at[j]) for j in ct.static_iter(range(N)))
+        vs = tuple(scale_column(v_scales, at[j]) for j in ct.static_iter(range(N)))
+        keys = tuple(page_tile(k_pool, at[j], PAGE, D) for j in ct.static_iter(range(N)))
+        values = tuple(page_tile(v_pool, at[j], D, PAGE) for j in ct.static_iter(range(N)))
         if PDL:
             ct.grid_dependency_control_wait()
         digits, step = query_digits(q, h, g0, g1, c, sn, W, D, EPS, NORM, APART)

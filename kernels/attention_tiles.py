@@ -15,6 +15,15 @@ COLUMNS = 8  # query heads of a KV head, at most: columns of a product over a pa
 NEVER = -1.0e30  # a masked score; finite, so that a split without positions merges with weight 0
 
 
+def own_position(length, cos, sin, q_gain, D: Int, NORM: Bool):
+    """The new token's position, its cosines and sines [1, D/2], and the query norm's gain in halves."""
+    pos = ct.load(length, index=(0,), shape=(), check_bounds=False).item() - 1
+    c = ct.load(cos, index=(pos, 0), shape=(1, D // 2), allow_tma=False, check_bounds=False)
+    s = ct.load(sin, index=(pos, 0), shape=(1, D // 2), allow_tma=False, check_bounds=False)
+    g0, g1 = gain_halves(q_gain, D, NORM)
+    return pos, c, s, g0, g1
+
+
 def head_halves(q, h, W: Int, D: Int):
     """Halves [W, D/2] of the query heads of KV head h; rows past the group are zero."""
     x0 = ct.load(q, index=(h, 0, 0), shape=(1, W, D // 2), padding_mode=ZERO, allow_tma=False)
@@ -41,6 +50,13 @@ def store_split(out, stats, h, s, acc, m, l, W: Int, D: Int):
     ct.store(stats, index=(h, s, 1, 0), tile=l.reshape((1, 1, 1, W)), allow_tma=False, check_bounds=False)
 
 
+def store_lone(stats, h, s, score):
+    """The split of one position: its score [8] is the maximum, and it weighs 1."""
+    ct.store(stats, index=(h, s, 0, 0), tile=score.reshape((1, 1, 1, COLUMNS)), allow_tma=False, check_bounds=False)
+    one = ct.ones((1, 1, 1, COLUMNS), dtype=ct.float32)
+    ct.store(stats, index=(h, s, 1, 0), tile=one, allow_tma=False, check_bounds=False)
+
+
 def new_token(
     q, k, v, k_gain, k_pool, v_pool, table, out, stats, h, pos, g0, g1, c, s, HKV: Int, S: Int, D: Int, EPS: Float,
     NORM: Bool, PDL: Bool,
@@ -60,9 +76,7 @@ def new_token(
     score = ct.sum(a * qa.astype(ct.float32) + b * qb.astype(ct.float32), axis=1)
     same = ct.broadcast_to(value.astype(ct.float32).reshape((1, 1, 1, D)), (1, 1, COLUMNS, D))
     ct.store(out, index=(h, S, 0, 0), tile=same, allow_tma=False)
-    ct.store(stats, index=(h, S, 0, 0), tile=score.reshape((1, 1, 1, COLUMNS)), allow_tma=False, check_bounds=False)
-    one = ct.ones((1, 1, 1, COLUMNS), dtype=ct.float32)
-    ct.store(stats, index=(h, S, 1, 0), tile=one, allow_tma=False, check_bounds=False)
+    store_lone(stats, h, S, score)
     ct.store(k_pool, index=(page * PAGE + slot, 0), tile=qa, allow_tma=False, check_bounds=False)
     ct.store(k_pool, index=(page * PAGE + slot, 1), tile=qb, allow_tma=False, check_bounds=False)
     ct.store(v_pool, index=(page, slot), tile=value.reshape((D, 1)), allow_tma=False, check_bounds=False)

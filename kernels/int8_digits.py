@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import cuda.tile as ct
 
-from kernels.int8_rows import ROUND
+from kernels.int8_rows import ROUND, largest_and_sum
 from kernels.linear import plain_tile
 from kernels.notation import ZERO, Bool, Int
 
@@ -33,26 +33,41 @@ LEAST = 14  # exponent field of the smallest scale that is a normal number
 WIDE = 512  # columns of the token whose maximum is taken together, and sums of squares beside them
 
 
+def rows_together(TN: int) -> int:
+    """Rows of W in one load of a warp."""
+    return min(TOGETHER, TN)
+
+
+def chunks_together(TN: int) -> int:
+    """Neighbouring chunks of each of them."""
+    return TOGETHER // rows_together(TN)
+
+
+def row_groups(TN: int) -> int:
+    """Loads of a warp, one below the other, that make up the block's rows."""
+    return max(1, TN // TOGETHER)
+
+
 def load_columns(TN: int) -> int:
     """Columns of W that one load of a block of TN rows takes: a chunk of each row for each warp, or two."""
-    return WARPS * CHUNK * TOGETHER // min(TOGETHER, TN)
+    return WARPS * chunk_columns(TN)
 
 
 def chunk_columns(TN: int) -> int:
     """Neighbouring columns of a row in one load of a warp."""
-    return load_columns(TN) // WARPS
+    return CHUNK * chunks_together(TN)
 
 
 def load_weights(w, k, i, TN: Int, EVEN: Bool):
     """Load k of row group i as the matrix unit has it, [WARPS, 16, 32]; w [K / chunk, N, chunk]."""
-    T, C = ct.static_eval(min(TOGETHER, TN)), ct.static_eval(CHUNK * TOGETHER // min(TOGETHER, TN))
+    T, C = ct.static_eval(rows_together(TN)), ct.static_eval(chunk_columns(TN))
     tile = plain_tile(w, (k, i, 0), (WARPS, T, C), EVEN).reshape((WARPS, TOGETHER, 4, 2, 2, 4))
     return ct.permute(tile, (0, 4, 1, 3, 2, 5)).reshape((WARPS, MMA_ROWS, MMA_DEPTH))
 
 
 def digit_weights(w, i, TN: Int, NK: Int, EVEN: Bool):
     """All NK loads of all row groups of the block."""
-    R = ct.static_eval(max(1, TN // TOGETHER))
+    R = ct.static_eval(row_groups(TN))
     return tuple(
         tuple(load_weights(w, k, i * R + r, TN, EVEN) for k in ct.static_iter(range(NK)))
         for r in ct.static_iter(range(R))
@@ -61,8 +76,8 @@ def digit_weights(w, i, TN: Int, NK: Int, EVEN: Bool):
 
 def load_scales(scale, k, i, TN: Int, G: Int, EVEN: Bool):
     """Scale of each warp and row of load k of row group i: [WARPS, 16, 1]; scale [N, K / G], G chunks or several."""
-    T, H = ct.static_eval(min(TOGETHER, TN)), ct.static_eval(TOGETHER // min(TOGETHER, TN))
-    GROUPS = ct.static_eval(WARPS * CHUNK * TOGETHER // min(TOGETHER, TN) // G)
+    T, H = ct.static_eval(rows_together(TN)), ct.static_eval(chunks_together(TN))
+    GROUPS = ct.static_eval(load_columns(TN) // G)
     tile = plain_tile(scale, (i, k), (T, GROUPS), EVEN).reshape((T, GROUPS, 1))
     wide = ct.broadcast_to(tile, (T, GROUPS, G // CHUNK)).reshape((T, WARPS, H))
     wide = ct.permute(wide, (1, 0, 2)).reshape((WARPS, 1, TOGETHER))
@@ -74,14 +89,14 @@ def row_scales(scale, i, TN: Int, EVEN: Bool):
 
     In the sums' layout: as one row [1, TN] of a block, the load would be issued where it is used, last.
     """
-    T, H = ct.static_eval(min(TOGETHER, TN)), ct.static_eval(TOGETHER // min(TOGETHER, TN))
+    T, H = ct.static_eval(rows_together(TN)), ct.static_eval(chunks_together(TN))
     tile = plain_tile(scale, (i, 0), (T, 1), EVEN).reshape((1, T, 1))
     return ct.broadcast_to(tile, (2, T, H)).reshape((1, MMA_ROWS, 1))
 
 
 def digit_scales(scale, i, TN: Int, NK: Int, G: Int, EVEN: Bool):
     """The scales of rows (G = 0), or of groups of G columns laid out as digit_weights."""
-    R = ct.static_eval(max(1, TN // TOGETHER))
+    R = ct.static_eval(row_groups(TN))
     if G == 0:
         return tuple(row_scales(scale, i * R + r, TN, EVEN) for r in ct.static_iter(range(R)))
     return tuple(
@@ -101,10 +116,6 @@ def digit_token(x, TN: Int, NK: Int, G: Int):
     C = ct.static_eval(token_columns(TN, NK, G))
     COUNT = ct.static_eval(NK * load_columns(TN) // token_columns(TN, NK, G))
     return tuple(plain_tile(x, (0, k), (1, C), True) for k in ct.static_iter(range(COUNT)))
-
-
-def largest_and_sum(top, total, other_top, other_total):
-    return ct.maximum(top, other_top), total + other_total
 
 
 def kept_maximum(xs, COUNT: Int):
@@ -148,7 +159,7 @@ def tile_digits(x, unit, TN: Int, LOADS: Int):
 
     Column 2 s + d is digit d of slice s, all of them repeated to fill 8.
     """
-    H = ct.static_eval(TOGETHER // min(TOGETHER, TN))
+    H = ct.static_eval(chunks_together(TN))
     bits = ct.bitcast(x.astype(ct.float32) * unit + ROUND, ct.int32)  # the nearest whole number in the low bytes
     lo, hi = bits.astype(ct.int8), ((bits + 128) >> 8).astype(ct.int8)
     d = ct.cat((hi, lo), 0).reshape((2, LOADS, WARPS, H, 4, 2, 2, 4))
@@ -159,7 +170,7 @@ def tile_digits(x, unit, TN: Int, LOADS: Int):
 
 def own_digits(TN: Int):
     """What a sum in row m and column c of the product counts: 256 or 1 where the slices agree, else 0. [1, 16, 8]."""
-    H = ct.static_eval(TOGETHER // min(TOGETHER, TN))
+    H = ct.static_eval(chunks_together(TN))
     row = ct.arange(MMA_ROWS, dtype=ct.int32).reshape((1, MMA_ROWS, 1))
     column = ct.arange(MMA_COLUMNS, dtype=ct.int32).reshape((1, 1, MMA_COLUMNS))
     slices = row % H * 2 + row // TOGETHER
@@ -167,7 +178,7 @@ def own_digits(TN: Int):
 
 
 def whole_rows(tiles, digits, COUNT: Int, LOADS: Int):
-    """A row group's sums in steps of the token's unit, exact: [WARPS, 16, 8] int32."""
+    """A row group's sums in steps of the token's unit, added up in int32, exactly: [WARPS, 16, 8] float32."""
     exact = ct.zeros((WARPS, MMA_ROWS, MMA_COLUMNS), dtype=ct.int32)
     for s in ct.static_iter(range(COUNT)):
         w = tiles[s] if LOADS == 1 else ct.cat((tiles[2 * s], tiles[2 * s + 1]), 2)
@@ -186,7 +197,7 @@ def scaled_rows(tiles, scales, digits, COUNT: Int):
 
 def digits_dot(tiles, scales, x, xs, square_sums, TN: Int, NK: Int, NB: Int, G: Int):
     """The token x, in tiles xs, times the block's rows, scaled: [1, TN] float32; and Σ square_sums, 0 where NB = 0."""
-    R = ct.static_eval(max(1, TN // TOGETHER))
+    R = ct.static_eval(row_groups(TN))
     LOADS = ct.static_eval(token_columns(TN, NK, G) // load_columns(TN))
     COUNT = ct.static_eval(NK * load_columns(TN) // token_columns(TN, NK, G))
     if ct.static_eval(NK * load_columns(TN) > KEPT):
@@ -205,17 +216,16 @@ def digits_dot(tiles, scales, x, xs, square_sums, TN: Int, NK: Int, NB: Int, G: 
     counts = own_digits(TN)
     if G == 0:
         sums = tuple(whole_rows(tiles[r], digits, COUNT, LOADS) for r in ct.static_iter(range(R)))
+        sums = tuple(sums[r] * scales[r] for r in ct.static_iter(range(R)))
     else:
         sums = tuple(scaled_rows(tiles[r], scales[r], digits, COUNT) for r in ct.static_iter(range(R)))
-    if G == 0:
-        sums = tuple(sums[r] * scales[r] for r in ct.static_iter(range(R)))
     parts = tuple(ct.sum(sums[r] * counts, axis=2) for r in ct.static_iter(range(R)))
     return over_warps(side_by_side(parts, R), TN, R) * back, squares
 
 
 def over_warps(parts, TN: Int, R: Int):
     """Sums [WARPS, 16 R] of row groups as the block's rows, [1, TN]."""
-    T, H = ct.static_eval(min(TOGETHER, TN)), ct.static_eval(TOGETHER // min(TOGETHER, TN))
+    T, H = ct.static_eval(rows_together(TN)), ct.static_eval(chunks_together(TN))
     parts = ct.permute(parts.reshape((WARPS, R, 2, T, H)), (0, 2, 4, 1, 3)).reshape((WARPS * 2 * H, TN))
     return ct.sum(parts, axis=0).reshape((1, TN))
 

@@ -17,6 +17,11 @@ def nearest(x):
     return ct.bitcast(x + ROUND, ct.int32) - ROUND_BITS
 
 
+def largest_and_sum(top, total, other_top, other_total):
+    """For one `ct.reduce` of (largest number, sum)."""
+    return ct.maximum(top, other_top), total + other_total
+
+
 def scale_of(top):
     """The scale of rows whose largest magnitude is `top`."""
     return ct.maximum(top / 127.0, LEAST)

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import cuda.tile as ct
 
 from kernels import configs
-from kernels.activation import silu_times, xielu_of
 from kernels.digit_slices import SLICE, slices
-from kernels.linear import SWIGLU, XIELU, plain_tile
+from kernels.linear import plain_tile
 from kernels.notation import ZERO, Bool, Int
 
 NARROWEST = 32  # columns of a product of bytes
@@ -140,22 +139,3 @@ def sum_of_parts(parts, t, i, S: Int, JN: Int, EVEN: Bool):
 def floats(array, t, i, JN: Int, EVEN: Bool):
     """JN entries of row t in float32."""
     return plain_tile(array, (t, i), (1, JN), EVEN).astype(ct.float32)
-
-
-def alphas(extra, ACT: Int):
-    """xIELU's two numbers, which nothing in a step writes; () for other activations."""
-    if ACT == XIELU:
-        return tuple(ct.load(extra, index=(j,), shape=(1,), check_bounds=False) for j in ct.static_iter(range(2)))
-    return ()
-
-
-def activated(out, numbers, ACT: Int, JN: Int):
-    """act(out [1, JN]); SwiGLU joins rows 2j and 2j + 1 into [1, JN / 2]."""
-    if ACT == XIELU:
-        return xielu_of(out, numbers[0], numbers[1])
-    if ACT == SWIGLU:
-        pairs = out.reshape((JN // 2, 2))
-        gate = ct.extract(pairs, (0, 0), (JN // 2, 1))
-        up = ct.extract(pairs, (0, 1), (JN // 2, 1))
-        return silu_times(gate, up).reshape((1, JN // 2))
-    return out

@@ -108,6 +108,26 @@ def dot(tiles, x, first, TN: Int, TK: Int, NK: Int, EVEN: Bool):
     return ct.sum(total, axis=1).reshape((1, TN))
 
 
+def alphas(extra, ACT: Int):
+    """xIELU's two numbers, which nothing in a step writes; () for other activations."""
+    numbers = ()
+    if ACT == XIELU:
+        numbers = tuple(ct.load(extra, index=(j,), shape=(1,), check_bounds=False) for j in ct.static_iter(range(2)))
+    return numbers
+
+
+def activated(out, numbers, ACT: Int, N: Int):
+    """act(out [1, N]) float32; SWIGLU joins rows 2j and 2j + 1 into [1, N / 2]. One return: an early one is a loop."""
+    if ACT == XIELU:
+        out = xielu_of(out, numbers[0], numbers[1])
+    if ACT == SWIGLU:
+        pairs = out.reshape((N // 2, 2))
+        gate = ct.extract(pairs, (0, 0), (N // 2, 1))
+        up = ct.extract(pairs, (0, 1), (N // 2, 1))
+        out = silu_times(gate, up).reshape((1, N // 2))
+    return out
+
+
 @ct.kernel
 def linear_kernel(
     w, x, square_sums, extra, y, K: Int, NB: Int, EPS: Float, TN: Int, TK: Int, NK: Int, NORM: Bool, BIAS: Bool,
@@ -125,9 +145,7 @@ def linear_kernel(
     tiles = weight_tiles(w, i, 0, TN, TK, NK, EVEN)
     if BIAS:
         bias = ct.load(extra, index=(0, i), shape=(1, TN), padding_mode=ZERO, allow_tma=False).astype(ct.float32)
-    if ACT == XIELU:
-        positive = ct.load(extra, index=(0,), shape=(1,), check_bounds=False)
-        negative = ct.load(extra, index=(1,), shape=(1,), check_bounds=False)
+    numbers = alphas(extra, ACT)
     if PDL:
         ct.grid_dependency_control_wait()
     if NORM:
@@ -138,13 +156,7 @@ def linear_kernel(
         out = out * scale
     if BIAS:
         out = out + bias
-    if ACT == XIELU:
-        out = xielu_of(out, positive, negative)
-    if ACT == SWIGLU:
-        pairs = out.reshape((TN // 2, 2))
-        gate = ct.extract(pairs, (0, 0), (TN // 2, 1))
-        up = ct.extract(pairs, (0, 1), (TN // 2, 1))
-        out = silu_times(gate, up).reshape((1, TN // 2))
+    out = activated(out, numbers, ACT, TN)
     ct.store(y, index=(0, i), tile=out.astype(y.dtype), allow_tma=False, check_bounds=not EVEN)
 
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
-from kernels.activation import silu_times, xielu_of
 from kernels.int8_digits import CHUNK, MAX_COLUMNS, chunk_columns
 from kernels.int8_dot import (
     FORMS,
@@ -33,7 +32,7 @@ from kernels.int8_dot import (
 )
 from kernels.int8_scales import check_int8
 from kernels.launch import check_array, with_hints
-from kernels.linear import PLAIN, SWIGLU, XIELU, check_square_sums, plain_tile
+from kernels.linear import PLAIN, SWIGLU, XIELU, activated, alphas, check_square_sums, plain_tile
 from kernels.notation import HALF, ZERO, Bool, Float, Int
 from kernels.specs import ArraySpec, same_rows
 
@@ -67,9 +66,7 @@ def linear_int8_kernel(
     scales = block_scales(scale, i, TN, TK, NK, G, FORM, EVEN)
     if BIAS:
         bias = ct.load(extra, index=(0, i), shape=(1, TN), padding_mode=ZERO, allow_tma=False).astype(ct.float32)
-    if ACT == XIELU:
-        positive = ct.load(extra, index=(0,), shape=(1,), check_bounds=False)
-        negative = ct.load(extra, index=(1,), shape=(1,), check_bounds=False)
+    numbers = alphas(extra, ACT)
     if PDL:
         ct.grid_dependency_control_wait()
     xs = block_token(x, TN, TK, NK, G, FORM, EVEN)
@@ -79,13 +76,7 @@ def linear_int8_kernel(
         out = out * ct.rsqrt(squares * (1.0 / K) + EPS)
     if BIAS:
         out = out + bias
-    if ACT == XIELU:
-        out = xielu_of(out, positive, negative)
-    if ACT == SWIGLU:
-        pairs = out.reshape((TN // 2, 2))
-        gate = ct.extract(pairs, (0, 0), (TN // 2, 1))
-        up = ct.extract(pairs, (0, 1), (TN // 2, 1))
-        out = silu_times(gate, up).reshape((1, TN // 2))
+    out = activated(out, numbers, ACT, TN)
     ct.store(y, index=(0, i), tile=out.astype(y.dtype), allow_tma=False, check_bounds=not EVEN)
 
 
@@ -197,19 +188,8 @@ def linear_int8_residual(
     if slots < blocks:
         raise ValueError(f"{op}: square_sums has {slots} entries a token, its {blocks} blocks need as many")
     token, weights, scales, cut = _cut(op, config, x, w, scale, group)
-    args = (
-        weights,
-        scales,
-        token,
-        x if bias is None else bias,
-        stream,
-        gain,
-        normed,
-        square_sums,
-        *cut,
-        bias is not None,
-    )
-    _send(launcher, linear_int8_residual_kernel, config, n, k, args)
+    args = (weights, scales, token, x if bias is None else bias, stream, gain, normed, square_sums)
+    _send(launcher, linear_int8_residual_kernel, config, n, k, (*args, *cut, bias is not None))
 
 
 def _launch(

@@ -25,8 +25,6 @@ from kernels.digit_slices import MAX_TOKENS, SLICE, check_digits, columns, digit
 from kernels.int8_scales import check_int8
 from kernels.int8_tokens import (
     Int8TokensConfig,
-    activated,
-    alphas,
     check_cut,
     digit_tile,
     early_tile,
@@ -41,7 +39,8 @@ from kernels.int8_tokens import (
     tokens_square_slots,
 )
 from kernels.launch import Together, check_array, with_hints
-from kernels.linear import PLAIN, SWIGLU, XIELU, check_square_sums
+from kernels.linear import PLAIN, SWIGLU, XIELU, activated, alphas, check_square_sums
+from kernels.linear_int8 import GROUP
 from kernels.notation import HALF, Bool, Float, Int
 from kernels.specs import ArraySpec
 
@@ -298,9 +297,6 @@ def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
     for tokens in (MAX_TOKENS // 2, MAX_TOKENS):
         for group in (None, GROUP):
             _model_step(launcher, model, dtype, tokens, group)
-
-
-GROUP = 64  # columns of a scale in the down product and the head, as `tileinfer quantize` makes them
 
 
 def _model_step(launcher: Launcher, model: ModelShape, dtype: str, tokens: int, group: int | None) -> None:

@@ -256,20 +256,26 @@ def compile_kernels(
     if workers is not None and not 1 <= workers <= 256:
         raise UsageError(f"--workers must be from 1 to 256, found {workers}")
     require_compiler()
-    entries = {arch: list(catalogue.entries(arch, models=models)) for arch in archs}
-    total, before = sum(map(len, entries.values())), 0
+    wanted = {arch: _distinct(catalogue.entries(arch, models=models)) for arch in archs}
+    total, before = sum(map(len, wanted.values())), 0
     count = workers or min(MAX_WORKERS, os.cpu_count() or 1)
-    for arch, wanted in entries.items():
-        by_record = {entry.record.identity(): entry for entry in wanted}
+    for arch, by_record in wanted.items():
         on_progress(ProgressEvent(_TASK, before, total, "kernels"))
-        results = compile_all(
-            [entry.record for entry in wanted], arch, workers=count, timeout=timeout, disassemble="needed"
-        )
+        records = [entry.record for entry in by_record.values()]
+        results = compile_all(records, arch, workers=count, timeout=timeout, disassemble="needed")
         for done, result in enumerate(results, before + 1):
             assert result.record is not None  # noqa: S101 - compile_all names what it compiled
             yield _report(by_record[result.record.identity()], arch, result, timeout)
             on_progress(ProgressEvent(_TASK, done, total, "kernels"))
         before += len(by_record)
+
+
+def _distinct(entries: Iterable[Entry]) -> dict[tuple[Any, ...], Entry]:
+    """By record: two families may launch one kernel, as both attentions do their merge."""
+    found: dict[tuple[Any, ...], Entry] = {}
+    for entry in entries:
+        found.setdefault(entry.record.identity(), entry)
+    return found
 
 
 def _report(entry: Entry, arch: str, result: Compiled | CompileError, timeout: float) -> CompiledKernel:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tileinfer_core.backends.numpy_weights import widen_bfloat16, widen_float16
-from tileinfer_core.errors import DamagedModelError, ModelError
+from tileinfer_core.weights import read_into
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,17 +55,7 @@ def pieces_of(info: TensorInfo, reader: Executor, *, whole: bool = False) -> Ite
 
 def _read(info: TensorInfo, start: int, size: int) -> ByteArray:
     raw = np.empty(size, np.uint8)
-    view = raw.data
-    try:
-        with info.file.open("rb", buffering=0) as file:
-            file.seek(info.offset + start)
-            while view:
-                count = file.readinto(view)
-                if not count:
-                    raise DamagedModelError(f"{info.file}: cut off while it was read: {len(view)} more bytes expected")
-                view = view[count:]
-    except OSError as error:
-        raise ModelError(f"{info.file}: can't be read: {error.strerror}") from error
+    read_into(info.file, info.offset + start, raw)
     return raw
 
 

@@ -184,6 +184,26 @@ class WeightFiles:
             yield f"{len(dtypes)} of another type: {some(dtypes)}"
 
 
+def read_into(path: Path, offset: int, raw: Array) -> None:
+    """Fills `raw`, of uint8, with a file's bytes from `offset` on, past Python's buffers.
+
+    Raises:
+        DamagedModelError: the file ends before.
+        ModelError: it can't be read.
+    """
+    view = raw.data
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(offset)
+            while view:
+                count = file.readinto(view)
+                if not count:
+                    raise DamagedModelError(f"{path}: cut off while it was read: {len(view)} more bytes expected")
+                view = view[count:]
+    except OSError as error:
+        raise ModelError(f"{path}: can't be read: {error.strerror}") from error
+
+
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """The tensors of one safetensors file, every byte range checked against the file's real size.
 

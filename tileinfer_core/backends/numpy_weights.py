@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tileinfer_core.errors import DamagedModelError, ModelError, OutOfMemoryError
+from tileinfer_core.errors import OutOfMemoryError
 from tileinfer_core.models.structure import scale_name
 from tileinfer_core.models.xielu import read_xielu
 from tileinfer_core.packed_int8 import flip
 from tileinfer_core.progress import ProgressEvent
+from tileinfer_core.weights import read_into
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from io import RawIOBase
     from pathlib import Path
 
     from tileinfer_core.models.structure import Parameter
@@ -194,12 +194,7 @@ def read_scales(files: WeightFiles, weight: str) -> Float32Array:
 
 def _fill_and_widen(block: _Block, buffer: ByteArray) -> None:
     raw = block.out.view(np.uint8) if block.dtype == "float32" else buffer[: block.bytes]
-    try:
-        with block.file.open("rb", buffering=0) as file:
-            file.seek(block.offset)
-            _fill(file, raw, block.file)
-    except OSError as error:
-        raise ModelError(f"{block.file}: can't be read: {error.strerror}") from error
+    read_into(block.file, block.offset, raw)
     if block.dtype == "float16":
         widen_float16(raw.view(np.int16), block.out)
     elif block.dtype == "bfloat16":
@@ -210,15 +205,6 @@ def _fill_and_widen(block: _Block, buffer: ByteArray) -> None:
         groups = block.out.reshape(*block.scales.shape, -1)  # [rows, groups, columns of a group]
         np.copyto(groups, raw.view(np.int8).reshape(groups.shape))
         groups *= block.scales[:, :, None]
-
-
-def _fill(file: RawIOBase, raw: ByteArray, path: Path) -> None:
-    view = raw.data
-    while view:
-        count = file.readinto(view)
-        if not count:
-            raise DamagedModelError(f"{path}: cut off while it was read: {len(view)} more bytes expected")
-        view = view[count:]
 
 
 def widen_bfloat16(bits: np.ndarray[Any, np.dtype[np.uint16]], out: Float32Array) -> None:

@@ -22,11 +22,10 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-import cupy
 import numpy as np
 
 from kernels.lab.census import StepShape, label, moved_bytes
-from tileinfer_core.backends.cuda.gpu import device_errors
+from tileinfer_core.backends.cuda.gpu import elapsed_us
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -136,13 +135,7 @@ class StepTimer:
     def _replay(self, graph: Graph) -> float:
         _set_length(self._runner, self._step)
         self._device.clear(self._flush)
-        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
-        start.record(self._stream)
-        graph.launch()
-        stop.record(self._stream)
-        with device_errors():
-            stop.synchronize()
-        return float(cupy.cuda.get_elapsed_time(start, stop)) * 1e3
+        return elapsed_us(self._stream, graph.launch)
 
     def _alone(self, launches: Sequence[Recorded]) -> tuple[float, ...]:
         groups: dict[str, list[Recorded]] = defaultdict(list)
@@ -159,16 +152,14 @@ class StepTimer:
         """The sequence grows up to the step's context, not past it: the graph and the pages are for no more."""
         graph = self._device.record(launches, self._carveout)
         _set_length(self._runner, self._step)
-        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
         graph.launch()
         _set_length(self._runner, self._step, before=WHOLE_REPLAYS - 1)
-        start.record(self._stream)
-        for _ in range(WHOLE_REPLAYS):
-            graph.launch()
-        stop.record(self._stream)
-        with device_errors():
-            stop.synchronize()
-        return float(cupy.cuda.get_elapsed_time(start, stop)) * 1e3 / WHOLE_REPLAYS
+
+        def replays() -> None:
+            for _ in range(WHOLE_REPLAYS):
+                graph.launch()
+
+        return elapsed_us(self._stream, replays) / WHOLE_REPLAYS
 
 
 def matrix_rate(device: Any) -> float:
@@ -188,13 +179,5 @@ def matrix_rate(device: Any) -> float:
     linear_prefill(launcher, x, w, y, config=config)
     device.run(launcher.records)
     graph = device.record(launcher.records * repeats)
-    times = []
-    for _ in range(7):
-        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
-        start.record(device.stream)
-        graph.launch()
-        stop.record(device.stream)
-        with device_errors():
-            stop.synchronize()
-        times.append(cupy.cuda.get_elapsed_time(start, stop) * 1e-3 / repeats)
-    return float(2 * side**3 / min(times))
+    seconds = min(elapsed_us(device.stream, graph.launch) for _ in range(7)) * 1e-6 / repeats
+    return float(2 * side**3 / seconds)

@@ -22,7 +22,7 @@ from tileinfer_core.dtypes import BFLOAT16
 from tileinfer_core.errors import BackendError, BackendUnavailableError, OutOfMemoryError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from kernels.specs import Recorded
     from tileinfer_core.backends.cuda.device import Array, Event, Graph, HostArray
@@ -40,6 +40,17 @@ def device_errors() -> Iterator[None]:
     except runtime.CUDARuntimeError as error:
         hint = "run again; if it repeats, report it with the output of `tileinfer doctor`"
         raise BackendError(f"the GPU stopped: {error}", hint=hint) from error
+
+
+def elapsed_us(stream: Any, queue: Callable[[], Any]) -> float:
+    """Microseconds on the stream from before what `queue` puts there to its end, which is waited for."""
+    start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+    start.record(stream)
+    queue()
+    stop.record(stream)
+    with device_errors():
+        stop.synchronize()
+    return float(cupy.cuda.get_elapsed_time(start, stop)) * 1e3
 
 
 class GpuEvent:

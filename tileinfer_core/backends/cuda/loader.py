@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from tileinfer_core.dtypes import BFLOAT16
-from tileinfer_core.errors import DamagedModelError, ModelError, UnsupportedModelError
+from tileinfer_core.errors import UnsupportedModelError
 from tileinfer_core.models.structure import scale_name
 from tileinfer_core.models.xielu import AS_TRAINED, BETA, EPSILON, read_xielu
 from tileinfer_core.packed_int8 import flip
 from tileinfer_core.progress import ProgressEvent
+from tileinfer_core.weights import read_into
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -193,17 +194,7 @@ class _Stages:
 
 
 def _read(info: TensorInfo, raw: HostArray, offset: int) -> None:
-    path, view = info.file, raw.data
-    try:
-        with path.open("rb", buffering=0) as file:
-            file.seek(offset)
-            while view:
-                count = file.readinto(view)
-                if not count:
-                    raise DamagedModelError(f"{path}: cut off while it was read: {len(view)} more bytes expected")
-                view = view[count:]
-    except OSError as error:
-        raise ModelError(f"{path}: can't be read: {error.strerror}") from error
+    read_into(info.file, offset, raw)
     if info.packed:
         flip(raw)
 

@@ -19,7 +19,7 @@ import numpy as np
 from kernels.cubin_store import CubinStore
 from kernels.lab.probe import LaunchError, ProbeError, compare, dtype_of, host_block
 from kernels.launch import launch
-from tileinfer_core.backends.cuda.gpu import GpuDevice, device_errors
+from tileinfer_core.backends.cuda.gpu import GpuDevice, device_errors, elapsed_us
 from tileinfer_core.errors import BackendError
 
 if TYPE_CHECKING:
@@ -143,15 +143,7 @@ class ProbeTimer:
         """Microseconds of each of `count` replays of a graph that has the launches `repeats` times."""
         with self._stream:
             graph = self._captured(variant, arrays, repeats)
-            times = []
-            for _ in range(WARMUP + count):
-                start, stop = cupy.cuda.Event(), cupy.cuda.Event()
-                start.record(self._stream)
-                graph.launch(self._stream)
-                stop.record(self._stream)
-                with device_errors():
-                    stop.synchronize()
-                times.append(cupy.cuda.get_elapsed_time(start, stop) * 1e3)
+            times = [elapsed_us(self._stream, lambda: graph.launch(self._stream)) for _ in range(WARMUP + count)]
         return times[WARMUP:]
 
     def _captured(self, variant: Variant, arrays: dict[str, Any], repeats: int) -> Any:
