@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     Grid = tuple[int, int, int]
 
 FIRST_PDL_ARCH = 90
+# Of the card that an architecture is best known by: A100, RTX 3090, RTX 4090, H100 and H200, B200, RTX 5090.
+PROCESSORS = {"sm_80": 108, "sm_86": 82, "sm_89": 128, "sm_90": 132, "sm_100": 148, "sm_120": 170}
+
+
+def processors_of(arch: str) -> int:
+    """Multiprocessors, where no device says it."""
+    return PROCESSORS.get(arch, 108)
 
 
 @functools.cache
@@ -59,6 +66,7 @@ class Launcher(Protocol):
         arch: the target whose configuration row applies, such as "sm_90".
         pdl: whether kernels of this launcher are chained by programmatic dependent launch. Wrappers pass it to
             the kernel body as the constant PDL, so that one body serves both forms.
+        processors: multiprocessors, for kernels whose blocks walk over several tiles each.
     """
 
     @property
@@ -66,6 +74,9 @@ class Launcher(Protocol):
 
     @property
     def pdl(self) -> bool: ...
+
+    @property
+    def processors(self) -> int: ...
 
     def check(self, kernel: Any, args: Sequence[Any]) -> None:
         """Refuse arrays that this launcher cannot reach.
@@ -86,12 +97,13 @@ class Launcher(Protocol):
 class GpuLauncher:
     """Launches on a CUDA stream. `stream` is the raw pointer (cupy.cuda.Stream.ptr)."""
 
-    def __init__(self, stream: int, arch: str, *, pdl: bool) -> None:
+    def __init__(self, stream: int, arch: str, *, pdl: bool, processors: int | None = None) -> None:
         if pdl and not supports_pdl(arch):
             raise ValueError(f"programmatic dependent launch needs sm_90 or newer, the device is {arch}")
         self.stream = stream
         self.arch = arch
         self.pdl = pdl
+        self.processors = processors or processors_of(arch)
 
     def check(self, kernel: Any, args: Sequence[Any]) -> None:
         for arg in args:
@@ -100,7 +112,8 @@ class GpuLauncher:
                 raise TypeError(f"{name}: an argument of shape {arg.shape} is in host memory, expected a device array")
 
     def with_pdl(self, on: bool) -> GpuLauncher:
-        return GpuLauncher(self.stream, self.arch, pdl=on and supports_pdl(self.arch))
+        pdl = on and supports_pdl(self.arch)
+        return GpuLauncher(self.stream, self.arch, pdl=pdl, processors=self.processors)
 
     def __call__(self, kernel: Any, grid: Grid, args: Sequence[Any]) -> None:
         self.check(kernel, args)
@@ -115,6 +128,7 @@ class Together:
         self._launches: list[tuple[Any, Grid, Sequence[Any]]] = []
         self.arch = launcher.arch
         self.pdl = launcher.pdl
+        self.processors = launcher.processors
 
     def check(self, kernel: Any, args: Sequence[Any]) -> None:
         self._launcher.check(kernel, args)

@@ -1,9 +1,10 @@
 """Products of many token rows with a weight matrix, y = x W^T, on the tensor cores, with what follows folded in.
 
 Four forms of one product: plain (QKV, LM head), added to the float32 residual stream (O, down), SwiGLU over gate and
-up rows (their products never reach memory), xIELU. A block owns one (TILE_M rows, TILE_N weight rows) tile of the
-result and walks K; x and W arrive through TMA rings that the compiler builds. Blocks are numbered so that GROUP row
-tiles share their weight tiles in the L2.
+up rows (their products never reach memory), xIELU. A block owns a (TILE_M rows, TILE_N weight rows) tile of the result
+and walks K; x and W arrive through TMA rings that the compiler builds. Tiles are numbered so that GROUP row tiles share
+their weight tiles in the L2. A persistent configuration has only as many blocks as run at a time, each with several
+tiles: the next one's x and W are on their way while one is stored.
 
 It is not for decoding: for 1 to 8 rows kernels/linear.py is several times faster.
 """
@@ -32,7 +33,8 @@ class LinearPrefillConfig:
 
     tile_m: token rows a block; tile_n: weight rows a block; tile_k: step along K; group: row tiles that share weight
     tiles; warps: num_worker_warps (4 or 8); ctas: blocks per cluster; occupancy: blocks a multiprocessor; latency: 1 to
-    10, the depth of the TMA rings. 0 = the compiler's choice. split_gate: SwiGLU with two accumulators (sm_100, whose
+    10, the depth of the TMA rings. 0 = the compiler's choice. persistent: as many blocks as run at a time, each with
+    several tiles. split_gate: SwiGLU with two accumulators (sm_100, whose
     compiler cannot take interleaved columns apart).
     """
 
@@ -44,6 +46,7 @@ class LinearPrefillConfig:
     ctas: int = 0
     occupancy: int = 0
     latency: int = 0
+    persistent: bool = False
     split_gate: bool = False
 
     @property
@@ -53,11 +56,15 @@ class LinearPrefillConfig:
         return {name: value for name, value in hints.items() if value}
 
 
-def result_tile(rows, columns, GROUP: Int):
-    """(m, n) of this block: column tiles outermost in groups of GROUP row tiles, rows fastest."""
-    block = ct.bid(0)
-    group = block // (GROUP * columns)
-    within = block - group * GROUP * columns
+def tile_counts(x, w, TILE_M: Int, TILE_N: Int, TILE_K: Int):
+    """Row and column tiles of the result."""
+    return ct.num_tiles(x, axis=0, shape=(TILE_M, TILE_K)), ct.num_tiles(w, axis=0, shape=(TILE_N, TILE_K))
+
+
+def result_tile(i, rows, columns, GROUP: Int):
+    """(m, n) of tile i: column tiles outermost in groups of GROUP row tiles, rows fastest."""
+    group = i // (GROUP * columns)
+    within = i - group * GROUP * columns
     first = group * GROUP
     height = ct.minimum(rows - first, GROUP)
     return first + within % height, within // height
@@ -75,10 +82,11 @@ def load_w(w, k, n, TILE_K: Int, TILE_N: Int, LATENCY: Int):
     return ct.load(w, index=(k, n), shape=(TILE_K, TILE_N), order=(1, 0), padding_mode=ZERO, latency=latency)
 
 
-def own_product(x, w, bias, TILE_M: Int, TILE_N: Int, TILE_K: Int, GROUP: Int, LATENCY: Int, BIAS: Int):
-    """(product + bias, m, n) for this block."""
-    rows = ct.num_tiles(x, axis=0, shape=(TILE_M, TILE_K))
-    m, n = result_tile(rows, ct.num_tiles(w, axis=0, shape=(TILE_N, TILE_K)), GROUP)
+def tile_product(i, x, w, bias, constants):
+    """(product + bias, m, n) of tile i."""
+    TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS = constants
+    rows, columns = tile_counts(x, w, TILE_M, TILE_N, TILE_K)
+    m, n = result_tile(i, rows, columns, GROUP)
     acc = ct.zeros((TILE_M, TILE_N), dtype=ct.float32)
     for k in range(ct.num_tiles(x, axis=1, shape=(TILE_M, TILE_K))):
         acc = ct.mma(load_x(x, m, k, TILE_M, TILE_K, LATENCY), load_w(w, k, n, TILE_K, TILE_N, LATENCY), acc)
@@ -88,32 +96,60 @@ def own_product(x, w, bias, TILE_M: Int, TILE_N: Int, TILE_K: Int, GROUP: Int, L
     return acc, m, n
 
 
+def pairs_swiglu(products):
+    """[M, N] float32, columns alternating gate and up -> [M, N / 2]."""
+    M, N = products.shape
+    pairs = products.reshape((M, N // 2, 2))
+    gate = ct.extract(pairs, (0, 0, 0), (M, N // 2, 1)).reshape((M, N // 2))
+    up = ct.extract(pairs, (0, 0, 1), (M, N // 2, 1)).reshape((M, N // 2))
+    return silu_times(gate, up)
+
+
+def plain_tile(i, x, w, bias, y, constants):
+    """Tile i of y."""
+    acc, m, n = tile_product(i, x, w, bias, constants)
+    ct.store(y, index=(m, n), tile=acc.astype(y.dtype))
+
+
 @ct.kernel
 def linear_prefill_kernel(
-    x, w, bias, y, TILE_M: Int, TILE_N: Int, TILE_K: Int, GROUP: Int, LATENCY: Int, BIAS: Int, PDL: Int
+    x, w, bias, y, TILE_M: Int, TILE_N: Int, TILE_K: Int, GROUP: Int, LATENCY: Int, BIAS: Int, LOOP: Int, PDL: Int
 ):
     """y = x W^T + bias.
 
     x [T, K], w [N, K], bias [N], y [T, N], all BF16 or all FP16.
-    Grid (row tiles * column tiles,): one block owns a (TILE_M, TILE_N) tile of y.
+    Grid: a block for each (TILE_M, TILE_N) tile of y, or fewer, each in a LOOP over tiles.
     float32 sums along K, one rounding at the store.
     Any T, N, K: loads past an edge read 0, stores past it are dropped.
     """
     if PDL:
         ct.grid_dependency_control_launch_dependents()
         ct.grid_dependency_control_wait()
-    acc, m, n = own_product(x, w, bias, TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
-    ct.store(y, index=(m, n), tile=acc.astype(y.dtype))
+    constants = (TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
+    if LOOP:
+        rows, columns = tile_counts(x, w, TILE_M, TILE_N, TILE_K)
+        for i in range(ct.bid(0), rows * columns, ct.num_blocks(0)):
+            plain_tile(i, x, w, bias, y, constants)
+    else:
+        plain_tile(ct.bid(0), x, w, bias, y, constants)
+
+
+def residual_tile(i, x, w, bias, residual, constants):
+    """Tile i of the residual stream."""
+    acc, m, n = tile_product(i, x, w, bias, constants)
+    residual.tiled_view(acc.shape).atomic_store_add((m, n), acc)
 
 
 @ct.kernel
 def linear_prefill_residual_kernel(
-    x, w, bias, residual, TILE_M: Int, TILE_N: Int, TILE_K: Int, GROUP: Int, LATENCY: Int, BIAS: Int, PDL: Int
-):
+    x, w, bias, residual, TILE_M: Int, TILE_N: Int, TILE_K: Int, GROUP: Int, LATENCY: Int, BIAS: Int, LOOP: Int,
+    PDL: Int,
+):  # fmt: skip
     """residual += x W^T + bias.
 
     x [T, K], w [N, K], bias [N], BF16 or FP16; residual [T, N] float32, read and written in place.
-    Grid (row tiles * column tiles,): one block owns a (TILE_M, TILE_N) tile of residual, so each element gets one add.
+    Grid: a block for each (TILE_M, TILE_N) tile of residual, or fewer, each in a LOOP over tiles; each element gets one
+    add.
     float32 sums, no rounding to half precision. The add happens in the L2 (TMA reduction on sm_90 and newer): reading
     the tile, adding and storing it cost 100 us of 284 at 4096 x 4096 x 4096 on an H200.
     Any T, N, K: loads past an edge read 0, stores past it are dropped.
@@ -121,48 +157,50 @@ def linear_prefill_residual_kernel(
     if PDL:
         ct.grid_dependency_control_launch_dependents()
         ct.grid_dependency_control_wait()
-    acc, m, n = own_product(x, w, bias, TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
-    residual.tiled_view((TILE_M, TILE_N)).atomic_store_add((m, n), acc)
+    constants = (TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
+    if LOOP:
+        rows, columns = tile_counts(x, w, TILE_M, TILE_N, TILE_K)
+        for i in range(ct.bid(0), rows * columns, ct.num_blocks(0)):
+            residual_tile(i, x, w, bias, residual, constants)
+    else:
+        residual_tile(ct.bid(0), x, w, bias, residual, constants)
+
+
+def swiglu_tile(i, x, w, bias, y, constants):
+    """Tile i of the products, half as wide in y."""
+    acc, m, n = tile_product(i, x, w, bias, constants)
+    ct.store(y, index=(m, n), tile=pairs_swiglu(acc).astype(y.dtype))
 
 
 @ct.kernel
 def linear_prefill_swiglu_kernel(
-    x, w, bias, y, TILE_M: Int, TILE_N: Int, TILE_K: Int, GROUP: Int, LATENCY: Int, BIAS: Int, PDL: Int
+    x, w, bias, y, TILE_M: Int, TILE_N: Int, TILE_K: Int, GROUP: Int, LATENCY: Int, BIAS: Int, LOOP: Int, PDL: Int
 ):
     """y = silu(x G^T + bias_g) * (x U^T + bias_u); gate and up rows interleaved, w[2j] = G[j], w[2j + 1] = U[j].
 
     x [T, K], w [2F, K], bias [2F], y [T, F], all BF16 or all FP16.
-    Grid (row tiles * column tiles,): one block owns (TILE_M, TILE_N) products, so (TILE_M, TILE_N / 2) of y.
+    Grid: a block for each (TILE_M, TILE_N / 2) tile of y, or fewer, each in a LOOP over tiles.
     float32 until the store. A thread's two neighbouring columns are its gate and up: no exchange between threads.
     Any T, F, K: loads past an edge read 0, stores past it are dropped.
     """
     if PDL:
         ct.grid_dependency_control_launch_dependents()
         ct.grid_dependency_control_wait()
-    acc, m, n = own_product(x, w, bias, TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
-    pairs = acc.reshape((TILE_M, TILE_N // 2, 2))
-    gate = ct.extract(pairs, (0, 0, 0), (TILE_M, TILE_N // 2, 1)).reshape((TILE_M, TILE_N // 2))
-    up = ct.extract(pairs, (0, 0, 1), (TILE_M, TILE_N // 2, 1)).reshape((TILE_M, TILE_N // 2))
-    ct.store(y, index=(m, n), tile=silu_times(gate, up).astype(y.dtype))
+    constants = (TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
+    if LOOP:
+        rows, columns = tile_counts(x, w, TILE_M, TILE_N, TILE_K)
+        for i in range(ct.bid(0), rows * columns, ct.num_blocks(0)):
+            swiglu_tile(i, x, w, bias, y, constants)
+    else:
+        swiglu_tile(ct.bid(0), x, w, bias, y, constants)
 
 
-@ct.kernel
-def linear_prefill_split_swiglu_kernel(
-    x, w, bias, y, TILE_M: Int, TILE_N: Int, TILE_K: Int, GROUP: Int, LATENCY: Int, BIAS: Int, PDL: Int
-):
-    """The same SwiGLU with two accumulators; w [F, 2K] and bias [F, 2] are views: row j = gate row j, then up row j.
-
-    x [T, K], y [T, F], all BF16 or all FP16.
-    Grid (row tiles * column tiles,): one block owns a (TILE_M, TILE_N) tile of y.
-    float32 until the store. Exists because tileiras 13.4 for sm_100 aborts on the other form's extract.
-    K divisible by TILE_K (the wrapper checks); loads past the other edges read 0, stores past them are dropped.
-    """
-    if PDL:
-        ct.grid_dependency_control_launch_dependents()
-        ct.grid_dependency_control_wait()
+def split_swiglu_tile(i, x, w, bias, y, constants):
+    """Tile i of y."""
+    TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS = constants
     steps = ct.num_tiles(x, axis=1, shape=(TILE_M, TILE_K))
-    rows = ct.num_tiles(x, axis=0, shape=(TILE_M, TILE_K))
-    m, n = result_tile(rows, ct.num_tiles(w, axis=0, shape=(TILE_N, TILE_K)), GROUP)
+    rows, columns = tile_counts(x, w, TILE_M, TILE_N, TILE_K)
+    m, n = result_tile(i, rows, columns, GROUP)
     gate = ct.zeros((TILE_M, TILE_N), dtype=ct.float32)
     up = ct.zeros((TILE_M, TILE_N), dtype=ct.float32)
     for k in range(steps):
@@ -178,23 +216,58 @@ def linear_prefill_split_swiglu_kernel(
 
 
 @ct.kernel
-def linear_prefill_xielu_kernel(
-    x, w, bias, alphas, y, TILE_M: Int, TILE_N: Int, TILE_K: Int, GROUP: Int, LATENCY: Int, BIAS: Int, PDL: Int
+def linear_prefill_split_swiglu_kernel(
+    x, w, bias, y, TILE_M: Int, TILE_N: Int, TILE_K: Int, GROUP: Int, LATENCY: Int, BIAS: Int, LOOP: Int, PDL: Int
 ):
+    """The same SwiGLU with two accumulators; w [F, 2K] and bias [F, 2] are views: row j = gate row j, then up row j.
+
+    x [T, K], y [T, F], all BF16 or all FP16.
+    Grid: a block for each (TILE_M, TILE_N) tile of y, or fewer, each in a LOOP over tiles.
+    float32 until the store. Exists because tileiras 13.4 for sm_100 aborts on the other form's extract.
+    K divisible by TILE_K (the wrapper checks); loads past the other edges read 0, stores past them are dropped.
+    """
+    if PDL:
+        ct.grid_dependency_control_launch_dependents()
+        ct.grid_dependency_control_wait()
+    constants = (TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
+    if LOOP:
+        rows, columns = tile_counts(x, w, TILE_M, TILE_N, TILE_K)
+        for i in range(ct.bid(0), rows * columns, ct.num_blocks(0)):
+            split_swiglu_tile(i, x, w, bias, y, constants)
+    else:
+        split_swiglu_tile(ct.bid(0), x, w, bias, y, constants)
+
+
+def xielu_tile(i, x, w, bias, alphas, y, constants):
+    """Tile i of y."""
+    acc, m, n = tile_product(i, x, w, bias, constants)
+    positive = ct.load(alphas, index=(0,), shape=(), allow_tma=False)
+    negative = ct.load(alphas, index=(1,), shape=(), allow_tma=False)
+    ct.store(y, index=(m, n), tile=xielu_of(acc, positive, negative).astype(y.dtype))
+
+
+@ct.kernel
+def linear_prefill_xielu_kernel(
+    x, w, bias, alphas, y, TILE_M: Int, TILE_N: Int, TILE_K: Int, GROUP: Int, LATENCY: Int, BIAS: Int, LOOP: Int,
+    PDL: Int,
+):  # fmt: skip
     """y = xIELU(x W^T + bias), by kernels/activation.py.
 
     x [T, K], w [N, K], bias [N], y [T, N], all BF16 or all FP16; alphas [2] float32.
-    Grid (row tiles * column tiles,): one block owns a (TILE_M, TILE_N) tile of y.
+    Grid: a block for each (TILE_M, TILE_N) tile of y, or fewer, each in a LOOP over tiles.
     float32 until the store.
     Any T, N, K: loads past an edge read 0, stores past it are dropped.
     """
     if PDL:
         ct.grid_dependency_control_launch_dependents()
         ct.grid_dependency_control_wait()
-    acc, m, n = own_product(x, w, bias, TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
-    positive = ct.load(alphas, index=(0,), shape=(), allow_tma=False)
-    negative = ct.load(alphas, index=(1,), shape=(), allow_tma=False)
-    ct.store(y, index=(m, n), tile=xielu_of(acc, positive, negative).astype(y.dtype))
+    constants = (TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
+    if LOOP:
+        rows, columns = tile_counts(x, w, TILE_M, TILE_N, TILE_K)
+        for i in range(ct.bid(0), rows * columns, ct.num_blocks(0)):
+            xielu_tile(i, x, w, bias, alphas, y, constants)
+    else:
+        xielu_tile(ct.bid(0), x, w, bias, alphas, y, constants)
 
 
 def linear_prefill(
@@ -293,10 +366,15 @@ def _launch(
 ) -> None:
     """One launch; without a bias the weight stands in for it, unread."""
     x, w = inputs
-    grid = -(-int(x.shape[0]) // c.tile_m) * -(-int(w.shape[0]) // c.tile_n)
-    constants = (c.tile_m, c.tile_n, c.tile_k, c.group, c.latency, int(bias is not None), int(launcher.pdl))
-    args = (x, w, w if bias is None else bias, *outputs, *constants)
-    launcher(with_hints(kernel, **c.hints), (grid, 1, 1), args)
+    constants = (c.tile_m, c.tile_n, c.tile_k, c.group, c.latency, int(bias is not None))
+    args = (x, w, w if bias is None else bias, *outputs, *constants, int(c.persistent), int(launcher.pdl))
+    launcher(with_hints(kernel, **c.hints), (blocks(launcher, c, x, w), 1, 1), args)
+
+
+def blocks(launcher: Launcher, c: LinearPrefillConfig, x: Any, w: Any) -> int:
+    """Blocks of a launch: one a tile, or, persistent, as many as run at a time."""
+    tiles = -(-int(x.shape[0]) // c.tile_m) * -(-int(w.shape[0]) // c.tile_n)
+    return min(tiles, launcher.processors * max(1, c.occupancy)) if c.persistent else tiles
 
 
 def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
-from kernels.activation import silu_times, xielu_of
+from kernels.activation import xielu_of
 from kernels.configs import config as table_config
 from kernels.digits import TOGETHER
 from kernels.int8_digits import MAX_COLUMNS
 from kernels.int8_scales import check_int8
 from kernels.launch import check_array, with_hints
-from kernels.linear_prefill import LinearPrefillConfig, load_w, load_x, result_tile
+from kernels.linear_prefill import LinearPrefillConfig, blocks, load_w, load_x, pairs_swiglu, result_tile, tile_counts
 from kernels.notation import HALF, ZERO, Int
 from kernels.specs import ArraySpec
 
@@ -36,11 +36,12 @@ if TYPE_CHECKING:
     from kernels.shapes import ModelShape
 
 
-def own_product(x, x_scale, w, scale, bias, TILE_M: Int, TILE_N: Int, TILE_K: Int, GROUP: Int, LATENCY: Int, BIAS: Int):
-    """(product + bias of TILE_M / 2 tokens, m, n) for this block."""
-    T = ct.static_eval(TILE_M // 2)
-    rows = ct.num_tiles(x, axis=0, shape=(TILE_M, TILE_K))
-    m, n = result_tile(rows, ct.num_tiles(w, axis=0, shape=(TILE_N, TILE_K)), GROUP)
+def tile_product(i, x, x_scale, w, scale, bias, constants):
+    """(product + bias of TILE_M / 2 tokens, m, n) of tile i."""
+    TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS = constants
+    T = TILE_M // 2
+    rows, columns = tile_counts(x, w, TILE_M, TILE_N, TILE_K)
+    m, n = result_tile(i, rows, columns, GROUP)
     acc = ct.zeros((TILE_M, TILE_N), dtype=ct.int32)
     for k in range(ct.num_tiles(x, axis=1, shape=(TILE_M, TILE_K))):
         acc = ct.mma(load_x(x, m, k, TILE_M, TILE_K, LATENCY), load_w(w, k, n, TILE_K, TILE_N, LATENCY), acc)
@@ -56,28 +57,46 @@ def own_product(x, x_scale, w, scale, bias, TILE_M: Int, TILE_N: Int, TILE_K: In
     return out, m, n
 
 
+def plain_tile(i, x, x_scale, w, scale, bias, y, constants):
+    """Tile i of y."""
+    out, m, n = tile_product(i, x, x_scale, w, scale, bias, constants)
+    ct.store(y, index=(m, n), tile=out.astype(y.dtype))
+
+
 @ct.kernel
 def linear_prefill_digits_kernel(
-    x, x_scale, w, scale, bias, y, TILE_M: Int, TILE_N: Int, TILE_K: Int, GROUP: Int, LATENCY: Int, BIAS: Int, PDL: Int
-):
+    x, x_scale, w, scale, bias, y, TILE_M: Int, TILE_N: Int, TILE_K: Int, GROUP: Int, LATENCY: Int, BIAS: Int,
+    LOOP: Int, PDL: Int,
+):  # fmt: skip
     """y = x (scale · w)ᵀ + bias.
 
     x [2T, K] int8 digits, x_scale [T, 1] float32, w [N, K] int8, scale [1, N] float32, bias [N], y [T, N] half.
-    Grid (row tiles * column tiles,): one block owns a (TILE_M / 2, TILE_N) tile of y.
+    Grid: a block for each (TILE_M / 2, TILE_N) tile of y, or fewer, each in a LOOP over tiles.
     int32 sums, exact; joined and scaled in float32, one rounding at the store.
     T a multiple of 8, any N and K: loads past an edge read 0, stores past it are dropped.
     """
     if PDL:
         ct.grid_dependency_control_wait()
         ct.grid_dependency_control_launch_dependents()
-    out, m, n = own_product(x, x_scale, w, scale, bias, TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
-    ct.store(y, index=(m, n), tile=out.astype(y.dtype))
+    constants = (TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
+    if LOOP:
+        rows, columns = tile_counts(x, w, TILE_M, TILE_N, TILE_K)
+        for i in range(ct.bid(0), rows * columns, ct.num_blocks(0)):
+            plain_tile(i, x, x_scale, w, scale, bias, y, constants)
+    else:
+        plain_tile(ct.bid(0), x, x_scale, w, scale, bias, y, constants)
+
+
+def residual_tile(i, x, x_scale, w, scale, bias, residual, constants):
+    """Tile i of the residual stream."""
+    out, m, n = tile_product(i, x, x_scale, w, scale, bias, constants)
+    residual.tiled_view(out.shape).atomic_store_add((m, n), out)
 
 
 @ct.kernel
 def linear_prefill_digits_residual_kernel(
     x, x_scale, w, scale, bias, residual, TILE_M: Int, TILE_N: Int, TILE_K: Int, GROUP: Int, LATENCY: Int, BIAS: Int,
-    PDL: Int,
+    LOOP: Int, PDL: Int,
 ):  # fmt: skip
     """residual += x (scale · w)ᵀ + bias.
 
@@ -87,14 +106,26 @@ def linear_prefill_digits_residual_kernel(
     if PDL:
         ct.grid_dependency_control_wait()
         ct.grid_dependency_control_launch_dependents()
-    out, m, n = own_product(x, x_scale, w, scale, bias, TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
-    residual.tiled_view((TILE_M // 2, TILE_N)).atomic_store_add((m, n), out)
+    constants = (TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
+    if LOOP:
+        rows, columns = tile_counts(x, w, TILE_M, TILE_N, TILE_K)
+        for i in range(ct.bid(0), rows * columns, ct.num_blocks(0)):
+            residual_tile(i, x, x_scale, w, scale, bias, residual, constants)
+    else:
+        residual_tile(ct.bid(0), x, x_scale, w, scale, bias, residual, constants)
+
+
+def swiglu_tile(i, x, x_scale, w, scale, bias, y, constants):
+    """Tile i of the products, half as wide in y."""
+    out, m, n = tile_product(i, x, x_scale, w, scale, bias, constants)
+    ct.store(y, index=(m, n), tile=pairs_swiglu(out).astype(y.dtype))
 
 
 @ct.kernel
 def linear_prefill_digits_swiglu_kernel(
-    x, x_scale, w, scale, bias, y, TILE_M: Int, TILE_N: Int, TILE_K: Int, GROUP: Int, LATENCY: Int, BIAS: Int, PDL: Int
-):
+    x, x_scale, w, scale, bias, y, TILE_M: Int, TILE_N: Int, TILE_K: Int, GROUP: Int, LATENCY: Int, BIAS: Int,
+    LOOP: Int, PDL: Int,
+):  # fmt: skip
     """y = silu(gate) · up; gate and up rows of w interleaved, w[2j] = G[j], w[2j + 1] = U[j].
 
     As linear_prefill_digits_kernel; y [T, N / 2].
@@ -102,18 +133,27 @@ def linear_prefill_digits_swiglu_kernel(
     if PDL:
         ct.grid_dependency_control_wait()
         ct.grid_dependency_control_launch_dependents()
-    out, m, n = own_product(x, x_scale, w, scale, bias, TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
-    T = ct.static_eval(TILE_M // 2)
-    pairs = out.reshape((T, TILE_N // 2, 2))
-    gate = ct.extract(pairs, (0, 0, 0), (T, TILE_N // 2, 1)).reshape((T, TILE_N // 2))
-    up = ct.extract(pairs, (0, 0, 1), (T, TILE_N // 2, 1)).reshape((T, TILE_N // 2))
-    ct.store(y, index=(m, n), tile=silu_times(gate, up).astype(y.dtype))
+    constants = (TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
+    if LOOP:
+        rows, columns = tile_counts(x, w, TILE_M, TILE_N, TILE_K)
+        for i in range(ct.bid(0), rows * columns, ct.num_blocks(0)):
+            swiglu_tile(i, x, x_scale, w, scale, bias, y, constants)
+    else:
+        swiglu_tile(ct.bid(0), x, x_scale, w, scale, bias, y, constants)
+
+
+def xielu_tile(i, x, x_scale, w, scale, bias, alphas, y, constants):
+    """Tile i of y."""
+    out, m, n = tile_product(i, x, x_scale, w, scale, bias, constants)
+    positive = ct.load(alphas, index=(0,), shape=(), allow_tma=False)
+    negative = ct.load(alphas, index=(1,), shape=(), allow_tma=False)
+    ct.store(y, index=(m, n), tile=xielu_of(out, positive, negative).astype(y.dtype))
 
 
 @ct.kernel
 def linear_prefill_digits_xielu_kernel(
     x, x_scale, w, scale, bias, alphas, y, TILE_M: Int, TILE_N: Int, TILE_K: Int, GROUP: Int, LATENCY: Int, BIAS: Int,
-    PDL: Int,
+    LOOP: Int, PDL: Int,
 ):  # fmt: skip
     """y = xIELU(x (scale · w)ᵀ + bias), by kernels/activation.py.
 
@@ -122,10 +162,13 @@ def linear_prefill_digits_xielu_kernel(
     if PDL:
         ct.grid_dependency_control_wait()
         ct.grid_dependency_control_launch_dependents()
-    out, m, n = own_product(x, x_scale, w, scale, bias, TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
-    positive = ct.load(alphas, index=(0,), shape=(), allow_tma=False)
-    negative = ct.load(alphas, index=(1,), shape=(), allow_tma=False)
-    ct.store(y, index=(m, n), tile=xielu_of(out, positive, negative).astype(y.dtype))
+    constants = (TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
+    if LOOP:
+        rows, columns = tile_counts(x, w, TILE_M, TILE_N, TILE_K)
+        for i in range(ct.bid(0), rows * columns, ct.num_blocks(0)):
+            xielu_tile(i, x, x_scale, w, scale, bias, alphas, y, constants)
+    else:
+        xielu_tile(ct.bid(0), x, x_scale, w, scale, bias, alphas, y, constants)
 
 
 def linear_prefill_digits(
@@ -223,10 +266,10 @@ def _launch(
 ) -> None:
     """One launch; without a bias the scales stand in for it, unread. tile_m counts rows of digits."""
     x, x_scale, w, scale, bias = inputs
-    grid = -(-int(x.shape[0]) // c.tile_m) * -(-int(w.shape[0]) // c.tile_n)
-    constants = (c.tile_m, c.tile_n, c.tile_k, c.group, c.latency, int(bias is not None), int(launcher.pdl))
+    constants = (c.tile_m, c.tile_n, c.tile_k, c.group, c.latency, int(bias is not None))
     args = (x, x_scale, w, scale.reshape(1, -1), x_scale if bias is None else bias, output, *more, *constants)
-    launcher(with_hints(kernel, **c.hints), (grid, 1, 1), args)
+    args += int(c.persistent), int(launcher.pdl)
+    launcher(with_hints(kernel, **c.hints), (blocks(launcher, c, x, w), 1, 1), args)
 
 
 Specs = tuple[ArraySpec, ArraySpec, ArraySpec, ArraySpec]  # digits, their scales, weights, their scales

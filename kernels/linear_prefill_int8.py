@@ -17,7 +17,7 @@ import cuda.tile as ct
 from kernels.configs import config as table_config
 from kernels.int8_scales import check_int8
 from kernels.launch import check_array, with_hints
-from kernels.linear_prefill import LinearPrefillConfig, load_w, load_x, result_tile
+from kernels.linear_prefill import LinearPrefillConfig, load_w, load_x, result_tile, tile_counts
 from kernels.notation import HALF, ZERO, Int
 from kernels.specs import ArraySpec
 
@@ -44,8 +44,8 @@ def own_product(
     x, w, scale, bias, TILE_M: Int, TILE_N: Int, TILE_K: Int, GROUP: Int, LATENCY: Int, STEPS: Int, BIAS: Int
 ):
     """(product + bias, m, n) for this block."""
-    rows = ct.num_tiles(x, axis=0, shape=(TILE_M, TILE_K))
-    m, n = result_tile(rows, ct.num_tiles(w, axis=0, shape=(TILE_N, TILE_K)), GROUP)
+    rows, columns = tile_counts(x, w, TILE_M, TILE_N, TILE_K)
+    m, n = result_tile(ct.bid(0), rows, columns, GROUP)
     acc = ct.zeros((TILE_M, TILE_N), dtype=ct.float32)
     for k in range(ct.num_tiles(x, axis=1, shape=(TILE_M, TILE_K))):
         xt, wt = load_x(x, m, k, TILE_M, TILE_K, LATENCY), load_w(w, k, n, TILE_K, TILE_N, LATENCY)

@@ -74,7 +74,8 @@ def rms_norm_digits_kernel(x, gain, digits, scales, K: Int, EPS: Float, C: Int, 
     row = tuple(row[k] * gains[k].astype(ct.float32) for k in ct.static_iter(range(NC)))
     for k in ct.static_iter(range(NC)):
         top = ct.maximum(top, ct.abs(row[k]))
-    top, total = ct.reduce((top, squares), 1, largest_and_sum, (1e-30, 0.0), keepdims=True)
+    top, total = ct.reduce((top, squares), 1, largest_and_sum, (0.0, 0.0), keepdims=True)
+    top = ct.maximum(top, 1e-30)
     store_digits(row, top, digits, t, NC, EVEN)
     scale = top * (1.0 / LARGEST_BYTES) * ct.rsqrt(total * (1.0 / K) + EPS)
     ct.store(scales, index=(t, 0), tile=scale, allow_tma=False, check_bounds=False)

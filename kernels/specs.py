@@ -25,7 +25,7 @@ from cuda.tile.compilation import (
 )
 
 from kernels.configs import Used, used_since_last
-from kernels.launch import address, supports_pdl
+from kernels.launch import address, processors_of, supports_pdl
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -208,16 +208,20 @@ class Recorded:
 class RecordingLauncher:
     """A Launcher that keeps every launch in `records` and runs none."""
 
-    def __init__(self, arch: str, *, pdl: bool = False, records: list[Recorded] | None = None) -> None:
+    def __init__(
+        self, arch: str, *, pdl: bool = False, processors: int | None = None, records: list[Recorded] | None = None
+    ) -> None:
         if pdl and not supports_pdl(arch):
             raise ValueError(f"programmatic dependent launch needs sm_90 or newer, the target is {arch}")
         self.arch = arch
         self.pdl = pdl
+        self.processors = processors or processors_of(arch)
         self.records: list[Recorded] = [] if records is None else records
 
     def with_pdl(self, on: bool) -> RecordingLauncher:
         """Records into the same list."""
-        return RecordingLauncher(self.arch, pdl=on and supports_pdl(self.arch), records=self.records)
+        pdl = on and supports_pdl(self.arch)
+        return RecordingLauncher(self.arch, pdl=pdl, processors=self.processors, records=self.records)
 
     def check(self, kernel: Any, args: Sequence[Any]) -> None:
         """Anything goes: nothing is read."""

@@ -47,6 +47,7 @@ class InterpreterLauncher:
             raise ValueError(f"programmatic dependent launch needs sm_90 or newer, the target is {arch}")
         self.arch = arch
         self.pdl = pdl
+        self.processors = 3  # few, so that blocks have several tiles each, and not the same number
         self.checks = checks
         self.launches = 0
         self._random = None if shuffle_seed is None else random.Random(shuffle_seed)  # noqa: S311

@@ -126,13 +126,16 @@ class Int8Chain(StepBuffers):
 
 # (rows, columns of a tile, occupancy) for the rows form; (rows, occupancy) for digits, by K; others take the rule
 TRIALS: dict[int, tuple[list[tuple[int, int, int | None]], list[tuple[int, int | None]]]] = {
-    1024: ([(16, 256, None), (8, 256, None), (8, 256, 8)], [(8, None), (16, None), (32, None)]),
-    2048: ([(8, 256, None), (4, 256, None)], [(4, None), (8, None)]),
+    1024: (
+        [(16, 256, None), (8, 256, None), (8, 256, 8)],
+        [(8, None), (16, None), (16, 6), (16, 8), (32, None), (32, 4)],
+    ),
+    2048: ([(8, 256, None), (4, 256, None)], [(4, None), (8, None), (8, 6), (16, None), (16, 4)]),
     2560: ([(8, 256, 5)], [(8, None), (16, 4), (16, 3), (32, 2)]),
-    3072: ([(4, 256, None), (8, 256, None)], [(4, None), (8, None), (8, 4)]),
-    4096: ([(8, 256, 3)], [(4, None), (8, None), (8, 4), (16, None)]),
+    3072: ([(4, 256, None), (8, 256, None)], [(4, None), (8, None), (8, 4), (8, 6)]),
+    4096: ([(8, 256, 3)], [(4, None), (8, None), (8, 4), (8, 3), (16, None), (16, 3), (16, 2)]),
     9728: ([(4, 256, 3)], [(4, None), (4, 3)]),
-    12288: ([], [(4, None), (4, 2), (4, 3)]),
+    12288: ([], [(4, None), (4, 2), (4, 3), (4, 4)]),
 }
 
 

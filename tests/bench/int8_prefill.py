@@ -53,7 +53,8 @@ CHUNK = 2048
 @dataclass(frozen=True)
 class Variant:
     """What of the plan is as it is now. `ahead`: share of down's weights widened behind o; `block`: weights of a
-    dequantisation's block; `without`: kernels left out; `tiles`: of all products in digits, None for the table's."""
+    dequantisation's block; `without`: kernels left out; `tiles`: of all products in digits, None for the table's;
+    `half`: of those in half precision instead; `widen`: all weights, no product in digits."""
 
     name: str
     norms: bool = True
@@ -62,6 +63,8 @@ class Variant:
     block: int = DequantiseConfig.weights
     without: tuple[str, ...] = ()
     tiles: LinearPrefillConfig | None = None
+    widen: bool = False
+    half: bool = False
 
 
 BEFORE = Variant("as it was: digits apart, dequantisation waits", norms=False, early=False)
@@ -74,30 +77,46 @@ VARIANTS = (
     NOW,
     Variant("the engine's plan without dequantisation", without=("dequantise_kernel",)),
     Variant("the engine's plan without the digits of o", without=("digits_kernel",)),
+    Variant("all weights widened", widen=True),
+    Variant("all weights widened, without dequantisation", widen=True, without=("dequantise_kernel",)),
 )
 
 
-DIGIT_PRODUCTS = tuple(f"linear_prefill_digits{form}_kernel" for form in ("", "_residual", "_swiglu", "_xielu"))
-TILES = [
-    LinearPrefillConfig(m, n, k, group, warps=warps, occupancy=occupancy, latency=latency)
-    for m, n, k, group, warps, occupancy, latency in [
-        (128, 256, 128, 16, 8, 0, 0),
-        (128, 256, 128, 8, 8, 0, 0),
-        (128, 256, 128, 4, 8, 0, 0),
-        (128, 256, 64, 16, 8, 0, 0),
-        (128, 256, 64, 16, 8, 0, 8),
-        (128, 128, 128, 8, 0, 0, 0),
-        (128, 128, 128, 8, 8, 0, 0),
-        (128, 128, 128, 8, 0, 2, 0),
-        (128, 128, 64, 8, 0, 2, 0),
-        (64, 256, 128, 8, 0, 0, 0),
-        (64, 128, 128, 8, 0, 0, 0),
-        (64, 128, 128, 8, 0, 2, 0),
-        (64, 64, 128, 8, 0, 2, 0),
-        (64, 64, 256, 8, 0, 0, 0),
-        (64, 32, 256, 8, 0, 0, 0),
+def _tiles(*rows: tuple[int, int, int, int, int, int, int, bool]) -> list[LinearPrefillConfig]:
+    """From tile_m, tile_n, tile_k, group, warps, occupancy, latency, persistent."""
+    return [
+        LinearPrefillConfig(*row[:4], warps=row[4], occupancy=row[5], latency=row[6], persistent=row[7]) for row in rows
     ]
-]
+
+
+FORMS = ("", "_residual", "_swiglu", "_xielu")
+DIGIT_TILES = _tiles(
+    (128, 256, 64, 16, 8, 0, 8, True),
+    (128, 256, 64, 16, 8, 0, 0, True),
+    (128, 256, 64, 4, 8, 0, 8, True),
+    (128, 256, 128, 16, 8, 0, 0, True),
+    (128, 256, 128, 8, 8, 0, 0, True),
+    (128, 256, 128, 16, 8, 0, 0, False),
+    (128, 128, 128, 8, 0, 0, 0, True),
+    (128, 128, 128, 16, 0, 0, 0, True),
+    (128, 128, 128, 8, 0, 0, 0, False),
+    (128, 128, 128, 8, 0, 2, 0, False),
+    (128, 64, 128, 8, 0, 0, 0, True),
+    (128, 64, 128, 8, 0, 2, 0, False),
+    (64, 256, 128, 8, 0, 0, 0, True),
+    (64, 128, 128, 8, 0, 0, 0, True),
+    (64, 128, 128, 8, 0, 2, 0, False),
+    (64, 64, 256, 8, 0, 0, 0, False),
+    (64, 32, 256, 8, 0, 0, 0, False),
+)
+HALF_TILES = _tiles(
+    (128, 256, 64, 16, 8, 0, 6, True),
+    (128, 256, 64, 16, 8, 0, 4, True),
+    (128, 256, 64, 16, 8, 0, 6, False),
+    (128, 128, 64, 4, 0, 0, 6, False),
+    (128, 128, 64, 8, 0, 2, 0, False),
+    (128, 128, 64, 8, 0, 0, 0, False),
+)
 
 
 class VariantOps(ops.Ops):
@@ -114,7 +133,8 @@ class VariantOps(ops.Ops):
         return self._variant.early and super()._after_digits_product()
 
     def _product_config(self, family: str, x: Any, w: Any) -> LinearPrefillConfig:
-        chosen = self._variant.tiles if "digits" in family else None
+        other = "digits" in family if self._variant.half else "digits" not in family
+        chosen = None if other else self._variant.tiles
         return chosen or super()._product_config(family, x, w)
 
 
@@ -127,7 +147,15 @@ class Chunk:
         self.runner, arrays = empty_runner(model, device, context=CHUNK, chunk=CHUNK, half="bfloat16", kv="bf16")
         random_weights(model, arrays, device)
         device.copy_in(self.runner.buffers["token_ids"], np.arange(CHUNK, dtype=np.int32))
+        self._scratch(recipe)
         prepare(self.runner, Step("prefill", CHUNK, CHUNK), BenchOptions().sampling)
+
+    def _scratch(self, recipe: str) -> None:
+        """Room for the widest product, for the variant that widens all."""
+        if recipe != "bf16":
+            layer = self.runner.plans.weights.layers[0]
+            most = max(w.size for w in (layer.qkv, layer.o, layer.gate_up, layer.down))
+            self.runner.buffers["rows_weight"] = cupy.empty(most, self.runner.buffers["rows_normed"].dtype)
 
     def launches(self, tokens: int, variant: Variant = NOW) -> list[Recorded]:
         device, plans = self.device, self.runner.plans
@@ -135,8 +163,10 @@ class Chunk:
         def recorder() -> ops.Ops:
             return VariantOps(variant, RecordingLauncher(device.arch, pdl=device.pdl), self.structure)
 
-        chosen = partial(dequantise, config=DequantiseConfig(variant.block))
+        chosen = partial(_in_pieces, config=DequantiseConfig(variant.block))
+        in_digits = (lambda w: False) if variant.widen else ops._in_digits
         with (
+            mock.patch.object(ops, "_in_digits", in_digits),
             mock.patch.object(plans, "_ops", recorder),
             mock.patch.object(ops, "dequantise", chosen),
             mock.patch.object(ops, "AHEAD", variant.ahead),
@@ -147,6 +177,13 @@ class Chunk:
         """The residual stream after the chunk."""
         self.device.run(launches)
         return self.device.download(self.runner.buffers["rows_residual"][:tokens])
+
+
+def _in_pieces(launcher: Any, w: Any, scale: Any, out: Any, **more: Any) -> None:
+    """`dequantise`, rows with one scale too."""
+    if scale.shape[1] == 1:
+        scale = cupy.repeat(scale, w.shape[1] // 512, axis=1)
+    dequantise(launcher, w, scale, out, **more)
 
 
 def compile_ahead(arch: str, records: list[Recorded]) -> None:
@@ -196,44 +233,56 @@ def time_layers(half: Chunk, int8: Chunk, tokens: int, variants: Sequence[Varian
         say(f"{tokens:5d} tokens {us / int8.layers:8.1f} us a layer, {share:5.1f} % of BF16's speed: {name}")
 
 
-def time_alone(int8: Chunk, tokens: int, variants: Sequence[Variant]) -> None:
-    """Kernels with little arithmetic, each kind in a chain of its own, after the layers they are in."""
-    small = {"rms_norm_kernel", "rms_norm_digits_kernel", "digits_kernel", "dequantise_kernel"}
-    works: dict[tuple[str, Any], list[Recorded]] = {}
-    for variant in variants:
-        for record in int8.launches(tokens, variant):
-            if record.name in small:
-                columns = max(int(arg.shape[-1]) for arg in record.args if hasattr(arg, "shape"))
-                block = f", blocks of {variant.block}" if record.name == "dequantise_kernel" else ""
-                works.setdefault((f"{record.name}, {columns} columns{block}", variant), []).append(record)
-    once = {name: work for (name, _), work in works.items()}
-    for (name, work), us in zip(once.items(), microseconds(int8.device, list(once.values())), strict=True):
-        say(f"{tokens:5d} tokens {us / len(work):8.2f} us a launch alone  {name}")
+def time_alone(half: Chunk, int8: Chunk, tokens: int) -> None:
+    """Each kernel in a chain of its own over the layers, in BF16 and in INT8."""
+    works: dict[str, list[Recorded]] = {}
+    for name, chunk in (("BF16", half), ("INT8", int8)):
+        for record in chunk.launches(tokens):
+            shapes = [arg.shape for arg in record.args if hasattr(arg, "shape") and len(arg.shape) == 2]
+            rows, columns = max(shapes, key=lambda shape: shape[0] * shape[1])
+            works.setdefault(f"{name} {record.name}, {rows} x {columns}", []).append(record)
+    found = microseconds(int8.device, list(works.values()))
+    for (name, work), us in zip(works.items(), found, strict=True):
+        say(f"{tokens:5d} tokens {us / int8.layers:8.2f} us a layer alone, {len(work):3d} launches: {name}")
 
 
-def time_tiles(int8: Chunk, tokens: int) -> None:
-    """Each kind of product in digits, a chain over the layers, for the table's tiles and others."""
-    variants = [NOW] + [Variant(_named(tiles), tiles=tiles) for tiles in TILES]
-    for kernel in DIGIT_PRODUCTS:
-        works = [[r for r in int8.launches(tokens, variant) if r.name == kernel] for variant in variants]
-        able = [(variant, work) for variant, work in zip(variants, works, strict=True) if work and _runs(int8, work)]
-        for (variant, work), us in zip(able, microseconds(int8.device, [work for _, work in able]), strict=True):
-            rows, columns = work[0].args[2].shape
-            kind = kernel.removesuffix("_kernel")
-            say(f"{tokens:5d} x {rows} x {columns} {us / len(work):8.1f} us {kind}: {variant.name}")
+def time_tiles(chunk: Chunk, tokens: int, family: str, tiles: Sequence[LinearPrefillConfig]) -> None:
+    """Each kind of product, a chain over the layers, for the table's tiles and others."""
+    variants = _trials(family, tiles)
+    for form in FORMS:
+        kinds: dict[tuple[int, ...], list[list[Recorded]]] = {}
+        for number, variant in enumerate(variants):
+            for record in chunk.launches(tokens, variant):
+                if record.name == f"{family}{form}_kernel":
+                    w = record.args[2 if "digits" in family else 1]
+                    kinds.setdefault(w.shape, [[] for _ in variants])[number].append(record)
+        for (rows, columns), works in kinds.items():
+            able = [pair for pair in zip(variants, works, strict=True) if pair[1] and _runs(chunk, pair[1])]
+            for (variant, work), us in zip(able, microseconds(chunk.device, [w for _, w in able]), strict=True):
+                say(f"{tokens:5d} x {rows} x {columns} {us / len(work):8.1f} us {family}{form}: {variant.name}")
+
+
+def _trials(family: str, tiles: Sequence[LinearPrefillConfig]) -> list[Variant]:
+    half = "digits" not in family
+    return [NOW] + [Variant(_named(config), tiles=config, half=half) for config in tiles]
 
 
 def _named(tiles: LinearPrefillConfig) -> str:
-    hints = "".join(f", {name} {value}" for name, value in {**tiles.hints, "latency": tiles.latency}.items() if value)
+    numbers = {**tiles.hints, "latency": tiles.latency}
+    hints = "".join(f", {name} {value}" for name, value in numbers.items() if value) + ", persistent" * tiles.persistent
     return f"{tiles.tile_m}x{tiles.tile_n}x{tiles.tile_k}, group {tiles.group}{hints}"
 
 
-def scan(int8: Chunk, lengths: Sequence[int]) -> None:
-    variants = [NOW] + [Variant("", tiles=tiles) for tiles in TILES]
-    records = [r for tokens in lengths for variant in variants for r in int8.launches(tokens, variant)]
-    compile_ahead(int8.device.arch, [record for record in records if record.name in DIGIT_PRODUCTS])
-    for tokens in lengths:
-        time_tiles(int8, tokens)
+def scan(half: Chunk, int8: Chunk, lengths: Sequence[int]) -> None:
+    for chunk, family, tiles in (
+        (half, "linear_prefill", HALF_TILES), (int8, "linear_prefill_digits", DIGIT_TILES),
+    ):  # fmt: skip
+        names = {f"{family}{form}_kernel" for form in FORMS}
+        variants = _trials(family, tiles)
+        records = [r for tokens in lengths for variant in variants for r in chunk.launches(tokens, variant)]
+        compile_ahead(chunk.device.arch, [record for record in records if record.name in names])
+        for tokens in lengths:
+            time_tiles(chunk, tokens, family, tiles)
 
 
 def _runs(chunk: Chunk, work: Sequence[Recorded]) -> bool:
@@ -259,10 +308,10 @@ def main() -> None:
     variants = VARIANTS + tuple(Variant(f"the engine's plan, blocks of {n} weights", block=n) for n in args.block)
     for name in args.models:
         int8 = Chunk(device, name, args.recipe, args.layers)
-        if args.tiles:
-            scan(int8, args.tokens)
-            continue
         half = Chunk(device, name, "bf16", args.layers)
+        if args.tiles:
+            scan(half, int8, args.tokens)
+            continue
         works = [half.launches(tokens) for tokens in args.tokens]
         works += [int8.launches(tokens, variant) for tokens in args.tokens for variant in variants]
         compile_ahead(device.arch, [record for work in works for record in work])
@@ -274,7 +323,7 @@ def main() -> None:
                 failed = True
                 say(f"{tokens} tokens: WRONG: {' '.join(str(error).split())[:300]}")
             time_layers(half, int8, tokens, variants)
-            time_alone(int8, tokens, variants)
+            time_alone(half, int8, tokens)
     raise SystemExit(failed)
 
 

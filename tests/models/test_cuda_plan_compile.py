@@ -70,7 +70,7 @@ def test_the_kernels_of_every_step_compile(config, arch, half):
     specs = buf.buffer_specs(model, arch, context, 2048, half)
     buffers = {name: ArraySpec(*spec) for name, spec in specs.items()}
     weights = bind(model, {p.name: ArraySpec(p.shape, target_dtype(p, half)) for p in model.parameters})
-    plans = Plans(model, weights, pool, ArraySpec(144, "int32"), buffers=buffers, arch=arch, pdl=pdl)
+    plans = Plans(model, weights, pool, ArraySpec(144, "int32"), buffers=buffers, arch=arch, pdl=pdl, processors=132)
     ends = ops.bucket_ends(s, arch, context)
     warmup = KernelWarmup(plans, ends, SimpleNamespace(arch=arch), buffers["length"], 2048)
     records = warmup.records()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from kernels.configs import noting
-from kernels.launch import supports_pdl
+from kernels.launch import processors_of, supports_pdl
 from kernels.linear import MAX_TOKENS
 from kernels.specs import ArraySpec
 from tileinfer_core.backends.cuda import buffers as buf
@@ -60,6 +60,7 @@ class ShapeDevice:
     def __init__(self, arch: str, *, pdl: bool | None = None) -> None:
         self.arch = arch
         self.pdl = supports_pdl(arch) if pdl is None else pdl
+        self.processors = processors_of(arch)
         self.compiled: list[str] = []
 
     def memory(self) -> DeviceMemory:

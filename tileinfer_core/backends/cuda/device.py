@@ -58,6 +58,10 @@ class Device(Protocol):
         """Whether kernels are chained by programmatic dependent launch."""
 
     @property
+    def processors(self) -> int:
+        """Multiprocessors."""
+
+    @property
     def compiled(self) -> Sequence[str]:
         """Symbols of the kernels that launches had to compile, in order."""
 

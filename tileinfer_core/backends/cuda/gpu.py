@@ -101,7 +101,8 @@ class GpuDevice:
         self.pdl = supports_pdl(self.arch)
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._readback = cupy.cuda.Stream(non_blocking=True)
-        self._launcher = GpuLauncher(self._stream.ptr, self.arch, pdl=self.pdl)
+        self.processors: int = properties["multiProcessorCount"]
+        self._launcher = GpuLauncher(self._stream.ptr, self.arch, pdl=self.pdl, processors=self.processors)
         self.compiled: list[str] = []
         self._store = CubinStore.beside_cache(self.arch, self.compiled.append)
 

@@ -56,6 +56,7 @@ class InterpretedDevice:
     ) -> None:
         self.arch = arch
         self.pdl = pdl
+        self.processors = 3
         self.recorded = 0
         self.replays = 0
         self.compiled: list[str] = []

@@ -79,6 +79,7 @@ class Plans:
         buffers: Mapping[str, Array],
         arch: str,
         pdl: bool,
+        processors: int,
     ) -> None:
         self._structure = model.structure
         self._weights = weights
@@ -87,6 +88,7 @@ class Plans:
         self._b = buffers
         self._arch = arch
         self._pdl = pdl
+        self._processors = processors
 
     @property
     def weights(self) -> DecoderWeights[Array]:
@@ -101,7 +103,8 @@ class Plans:
         return self._pool.k[index], self._pool.v[index], self._table, self._pool.scales[index]
 
     def _ops(self) -> ops.Ops:
-        return ops.Ops(RecordingLauncher(self._arch, pdl=self._pdl), self._structure)
+        launcher = RecordingLauncher(self._arch, pdl=self._pdl, processors=self._processors)
+        return ops.Ops(launcher, self._structure)
 
     # -- prefill
 

@@ -75,8 +75,9 @@ class CudaRunner:
         self._table = BlockTable(device, memory.pages)
         weights = bind(model, arrays)
         self.plans = Plans(
-            model, weights, self.pool, self._table.array, buffers=self.buffers, arch=device.arch, pdl=device.pdl
-        )
+            model, weights, self.pool, self._table.array, buffers=self.buffers, arch=device.arch, pdl=device.pdl,
+            processors=device.processors,
+        )  # fmt: skip
         self.graphs = GraphCache(device)
         # the longest sequence of each decode step's graph
         self.bucket_ends = ops.bucket_ends(model.structure, device.arch, memory.context)
