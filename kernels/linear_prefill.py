@@ -372,9 +372,15 @@ def _launch(
 
 
 def blocks(launcher: Launcher, c: LinearPrefillConfig, x: Any, w: Any) -> int:
-    """Blocks of a launch: one a tile, or, persistent, as many as run at a time."""
+    """Blocks of a launch: one a tile; or, persistent, the fewest that need no more rounds than a full device.
+
+    The multiprocessors left over are the next launch's.
+    """
     tiles = -(-int(x.shape[0]) // c.tile_m) * -(-int(w.shape[0]) // c.tile_n)
-    return min(tiles, launcher.processors * max(1, c.occupancy)) if c.persistent else tiles
+    if not c.persistent:
+        return tiles
+    rounds = -(-tiles // (launcher.processors * max(1, c.occupancy)))
+    return -(-tiles // rounds)
 
 
 def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:

@@ -13,8 +13,8 @@ those kernels wrote; reading it before grid_dependency_control_wait is an error,
 a block that ends without having waited.
 
 But where every block of a kernel started its dependents after its own wait, all kernels before it have ended when the
-next one starts. That one may then store before its wait what the kernel before neither reads nor writes, and one block
-that waits is enough for its grid: a grid ends with its last block.
+next one starts, or any later one. Those may then store before their wait what that kernel and those since neither read
+nor write, and one block that waits is enough for a grid: it ends with its last block.
 """
 
 from __future__ import annotations
@@ -44,21 +44,24 @@ class Chain:
 
     def __init__(self) -> None:
         self._written: dict[int, tuple[weakref.ref, np.ndarray]] = {}
-        self._alone: list[Access] | None = None
+        self._running: list[list[Access]] | None = None
 
-    def runs_alone(self, accesses: list[Access] | None) -> None:
-        """What the last kernel reads and writes, if all before it have ended when the next starts; else None."""
-        self._alone = accesses
+    def started(self, accesses: list[Access], *, late: bool) -> None:
+        """A kernel's reads and writes; `late`: all before it have ended when the next one starts."""
+        if late:
+            self._running = [accesses]
+        elif self._running is not None:
+            self._running.append(accesses)
 
     @property
-    def one_runs(self) -> bool:
-        """Whether only the last kernel can still run when the next one starts."""
-        return self._alone is not None
+    def few_run(self) -> bool:
+        """Whether it is known which kernels can still run when the next one starts."""
+        return self._running is not None
 
     def touched(self, array: Array, order: Any, part: Any) -> bool:
-        """Whether the last kernel, alone still running, reads or writes an element of this part."""
+        """Whether a kernel that can still run reads or writes an element of this part."""
         seen = np.zeros(max(array.root.nbytes, 1), bool)
-        for other, other_order, other_part in self._alone or ():
+        for other, other_order, other_part in (access for one in self._running or () for access in one):
             if other.root is array.root:
                 view_of(map_view(seen, other.a, other.root), other_order)[other_part] = True
         return bool(view_of(map_view(seen, array.a, array.root), order)[part].any())
@@ -78,7 +81,7 @@ class Chain:
 
     def finish(self) -> None:
         self._written.clear()
-        self._alone = None
+        self._running = None
 
 
 class Launch:
@@ -143,7 +146,7 @@ class Launch:
 
     def writes(self, array: Array, order: Any, part: Any, *, atomic: bool = False) -> None:
         if self.chain is not None:
-            if not self.waited and (not self.chain.one_runs or self.chain.touched(array, order, part)):
+            if not self.waited and (not self.chain.few_run or self.chain.touched(array, order, part)):
                 raise InterpreterError(f"store to {array!r} before grid_dependency_control_wait")
             self._stores.append((array, order, part))
         if array.name not in self._alias_checked:
@@ -205,7 +208,7 @@ class Launch:
     # -- at the end
 
     def end_block(self) -> None:
-        if self.chain is not None and not self.waited and not self.chain.one_runs:
+        if self.chain is not None and not self.waited and not self.chain.few_run:
             raise InterpreterError("a block of a dependent launch ends without grid_dependency_control_wait")
         self._started_early |= not self.waited
 
@@ -247,7 +250,7 @@ class Launch:
             for array, order, part in self._stores:
                 self.chain.add(array, order, part)
             reads = [(array, order, part) for array, order, part, *_ in self._reads]
-            self.chain.runs_alone(None if self._started_early else reads + self._stores)
+            self.chain.started(reads + self._stores, late=not self._started_early)
 
 
 def view_of(view: np.ndarray, order: Any) -> np.ndarray:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -50,16 +50,16 @@ ROUNDS, WARMUP, CHECKS = 15, 3, 20
 CHUNK = 2048
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Variant:
-    """What of the plan is as it is now. `ahead`: share of down's weights widened behind o; `block`: weights of a
+    """What of the plan is as it is now. `ahead`: shares of down's weights widened early; `block`: weights of a
     dequantisation's block; `without`: kernels left out; `tiles`: of all products in digits, None for the table's;
     `half`: of those in half precision instead; `widen`: all weights, no product in digits."""
 
     name: str
     norms: bool = True
     early: bool = True
-    ahead: float = ops.AHEAD
+    ahead: dict[str, float] = field(default_factory=lambda: ops.AHEAD)
     block: int = DequantiseConfig.weights
     without: tuple[str, ...] = ()
     tiles: LinearPrefillConfig | None = None
@@ -67,13 +67,22 @@ class Variant:
     half: bool = False
 
 
+def _ahead(qkv: float, attention: float, o: float) -> dict[str, float]:
+    return {"qkv": qkv, "attention": attention, "o": o}
+
+
 BEFORE = Variant("as it was: digits apart, dequantisation waits", norms=False, early=False)
 NOW = Variant("the engine's plan")
 VARIANTS = (
     BEFORE,
     Variant("norms in digits", early=False),
-    Variant("norms in digits, dequantisation early, all behind gate/up", ahead=0.0),
-    Variant("norms in digits, dequantisation early, all behind o", ahead=1.0),
+    Variant("early, behind gate/up 1", ahead=_ahead(0, 0, 0)),
+    Variant("early, behind o .5, gate/up .5", ahead=_ahead(0, 0, 0.5)),
+    Variant("early, behind attention .5, gate/up .5", ahead=_ahead(0, 0.5, 0)),
+    Variant("early, behind attention .7, gate/up .3", ahead=_ahead(0, 0.7, 0)),
+    Variant("early, behind attention .5, o .2, gate/up .3", ahead=_ahead(0, 0.5, 0.2)),
+    Variant("early, behind qkv .3, attention .4, gate/up .3", ahead=_ahead(0.3, 0.4, 0)),
+    Variant("early, behind qkv .2, attention .3, o .2, gate/up .3", ahead=_ahead(0.2, 0.3, 0.2)),
     NOW,
     Variant("the engine's plan without dequantisation", without=("dequantise_kernel",)),
     Variant("the engine's plan without the digits of o", without=("digits_kernel",)),
@@ -129,8 +138,8 @@ class VariantOps(ops.Ops):
     def norm_rows_for(self, x: Any, gain: Any, w: Any, b: Any) -> Any:
         return super().norm_rows_for(x, gain, w if self._variant.norms else (w[0], None), b)
 
-    def _after_digits_product(self) -> bool:
-        return self._variant.early and super()._after_digits_product()
+    def _scratch_is_free(self) -> bool:
+        return self._variant.early and super()._scratch_is_free()
 
     def _product_config(self, family: str, x: Any, w: Any) -> LinearPrefillConfig:
         other = "digits" in family if self._variant.half else "digits" not in family
@@ -195,7 +204,7 @@ def compile_ahead(arch: str, records: list[Recorded]) -> None:
 def check(chunk: Chunk, tokens: int) -> None:
     """Raises AssertionError."""
     want = chunk.stream(chunk.launches(tokens, VARIANTS[1]), tokens)
-    for early in [variant for variant in VARIANTS if variant.early and not variant.without]:
+    for early in [variant for variant in VARIANTS if variant.early and not variant.without and not variant.widen]:
         launches = chunk.launches(tokens, early)
         for _ in range(CHECKS):
             np.testing.assert_array_equal(chunk.stream(launches, tokens), want, err_msg=early.name)

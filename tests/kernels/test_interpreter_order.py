@@ -200,7 +200,7 @@ def early_kernel(w, y, WAITS: I):
 
 
 class TestStoresBeforeTheWait:
-    """Allowed where only the kernel before can still run, and on what that one does not touch."""
+    """Allowed on what no kernel touches that can still run, where it is known which ones can."""
 
     def chain(self, *, late: int) -> tuple[InterpreterLauncher, list[np.ndarray]]:
         """A launcher that has run x -> y with two blocks, the arrays w, x, y, and z, which a kernel before x wrote."""
@@ -229,12 +229,23 @@ class TestStoresBeforeTheWait:
         with caught("store to y.*before grid_dependency_control_wait"):
             launcher(early_kernel, (2, 1, 1), (x, z, 2))
 
-    def test_after_an_early_kernel(self) -> None:
-        """It started the next one before its wait: two kernels may still run then."""
-        launcher, (_, x, _, z) = self.chain(late=1)
+    @pytest.mark.parametrize("which", [1, 2, 3])
+    def test_after_an_early_kernel(self, which: int) -> None:
+        """It started the next one before its wait: both kernels may still run then, and no others."""
+        launcher, arrays = self.chain(late=1)
+        w, x, _, z = arrays
         launcher(early_kernel, (2, 1, 1), (x, z, 1))
         with caught("store to y.*before grid_dependency_control_wait"):
-            launcher(early_kernel, (2, 1, 1), (x, floats(8), 2))
+            launcher(early_kernel, (2, 1, 1), (floats(8), arrays[which], 2))
+        launcher(early_kernel, (2, 1, 1), (x, w, 2))
+        assert w.tolist() == x.tolist()
+
+    def test_after_kernels_that_start_the_next_one_too_soon(self) -> None:
+        launcher, (w, x, y, _) = self.chain(late=1)
+        launcher(ordered_kernel, (2, 1, 1), (y, x, 0))
+        launcher(early_kernel, (2, 1, 1), (floats(8), w, 1))
+        with caught("store to y.*before grid_dependency_control_wait"):
+            launcher(early_kernel, (2, 1, 1), (floats(8), y, 1))
 
     def test_a_grid_that_nobody_waits_in(self) -> None:
         launcher, (_, x, _, z) = self.chain(late=1)

@@ -52,7 +52,7 @@ from kernels.rope import qk_norm_rope_kv
 from kernels.sampling import SampleConfig, SampleWorkspace, sample, sample_workspace_shapes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from kernels.specs import Recorded, RecordingLauncher
     from tileinfer_core.backends.cuda.device import Array
@@ -69,7 +69,8 @@ Config = TypeVar("Config")
 MAX_GROUP = 8  # query heads of a key/value head: the columns of one matrix product
 SIZE_STEP = 8  # elements of a 16-byte load
 INT8_STEP = LOAD
-AHEAD = 0.5  # of a grouped product's weights are widened behind the product two before it, the rest just before it
+# Shares of a grouped product's weights that are widened behind earlier launches of its layer, the rest just before it.
+AHEAD = {"qkv": 0.0, "attention": 0.3, "o": 0.3}
 _SAMPLE_ARRAYS = ("adjusted", "run_maxima", "partials", "won_values", "won_ids", "sorted_values", "sorted_ids")
 
 
@@ -210,20 +211,23 @@ class Ops:
         if scale is not None:
             ahead, done = self._ahead or (None, 0)
             values = self._widen((values, scale), b, done if ahead is values else 0, values.shape[0])
+            self._ahead = None
         config = self._product_config(f"linear_prefill{form}", x, values)
         ops[0](self._launcher, x, values, *into, config=config, bias=bias)
 
-    def widen_ahead(self, w: Weight, between: Weight, b: Buffers) -> None:
-        """A share of the weights of a later product, where there is time: behind a product in digits.
+    def widen_ahead(self, behind: str, w: Weight, between: Sequence[Weight], b: Buffers) -> None:
+        """A share of the weights of a later product, where a launch leaves time.
 
-        `between` is the weight of the product until then, which must leave the scratch array alone.
+        `between` are the weights of the products until then, which must leave the scratch array alone.
         """
         values, scale = w
-        rows = round(AHEAD * values.shape[0])
-        if scale is None or _in_digits(w) or not _in_digits(between) or not self._after_digits_product() or not rows:
+        rows = int(AHEAD[behind] * values.shape[0]) // 16 * 16  # whose scales begin at a multiple of 16 bytes
+        grouped = scale is not None and not _in_digits(w)
+        if not (rows and grouped and all(map(_in_digits, between)) and self._scratch_is_free()):
             return
-        self._widen(w, b, 0, rows)
-        self._ahead = values, rows
+        first = self._ahead[1] if self._ahead else 0
+        self._widen(w, b, first, first + rows)
+        self._ahead = values, first + rows
 
     def _widen(self, w: Weight, b: Buffers, first: int, stop: int) -> Array:
         """[N, K] half, the weights; rows from `first` on are made now."""
@@ -231,7 +235,7 @@ class Ops:
         wide = b["rows_weight"][: values.shape[0] * values.shape[1]].reshape(values.shape)
         part = slice(first, stop)
         if first < stop:
-            early = self._after_digits_product()
+            early = self._scratch_is_free()
             dequantise(self._launcher, values[part], scale[part], wide[part], early=early)
         return wide
 
@@ -241,10 +245,17 @@ class Ops:
         token_digits(self._launcher, x, digits, scales)
         return digits, scales
 
-    def _after_digits_product(self) -> bool:
-        """Whether the launch before starts its dependents late and knows nothing of `rows_weight`."""
-        records = self._launcher.records
-        return bool(records) and records[-1].module == linear_prefill_digits.__module__
+    def _scratch_is_free(self) -> bool:
+        """Whether no launch that can still run has to do with `rows_weight`.
+
+        All before the latest product in digits have ended, for that starts its dependents only once it has waited.
+        """
+        for record in reversed(self._launcher.records):
+            if record.module == linear_prefill_digits.__module__:
+                return True
+            if record.module.startswith(linear_prefill.__module__):
+                return False
+        return False
 
     def _product_config(self, family: str, x: Array, w: Array) -> LinearPrefillConfig:
         """`x`: any array with a row for each token."""
