@@ -81,9 +81,9 @@ def query_digits(q, h, g0, g1, c, s, W: Int, D: Int, EPS: Float, NORM: Bool, APA
     """
     x0, x1 = head_halves(q, h, W, D)
     a, b, squares = unnormed(x0, x1, g0, g1, c, s, D)
-    top, squares = ct.reduce(
-        (ct.maximum(ct.abs(a), ct.abs(b)), squares), 1, largest_and_sum, (1e-30, 0.0), keepdims=True
-    )
+    both = ct.maximum(ct.abs(a), ct.abs(b)), squares
+    top, squares = ct.reduce(both, 1, largest_and_sum, (0.0, 0.0), keepdims=True)
+    top = ct.maximum(top, 1e-30)
     unit = LARGEST / top
     step = top * norm_factor(squares, D, EPS, NORM) * (LOG2E / D**0.5 / LARGEST)
     (ah, al), (bh, bl) = two_digits(a * unit), two_digits(b * unit)

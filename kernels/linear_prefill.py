@@ -55,6 +55,14 @@ class LinearPrefillConfig:
         hints = {"num_worker_warps": self.warps, "num_ctas": self.ctas, "occupancy": self.occupancy}
         return {name: value for name, value in hints.items() if value}
 
+    def blocks(self, x: Any, w: Any, processors: int) -> int:
+        """Blocks for x [T, K] and w [N, K]: one a tile; or, persistent, the fewest that need no more rounds than a full
+        device. The multiprocessors left over are the next launch's.
+        """
+        tiles = -(-int(x.shape[0]) // self.tile_m) * -(-int(w.shape[0]) // self.tile_n)
+        rounds = -(-tiles // (processors * max(1, self.occupancy))) if self.persistent else 1
+        return -(-tiles // rounds)
+
 
 def tile_counts(x, w, TILE_M: Int, TILE_N: Int, TILE_K: Int):
     """Row and column tiles of the result."""
@@ -368,19 +376,7 @@ def _launch(
     x, w = inputs
     constants = (c.tile_m, c.tile_n, c.tile_k, c.group, c.latency, int(bias is not None))
     args = (x, w, w if bias is None else bias, *outputs, *constants, int(c.persistent), int(launcher.pdl))
-    launcher(with_hints(kernel, **c.hints), (blocks(launcher, c, x, w), 1, 1), args)
-
-
-def blocks(launcher: Launcher, c: LinearPrefillConfig, x: Any, w: Any) -> int:
-    """Blocks of a launch: one a tile; or, persistent, the fewest that need no more rounds than a full device.
-
-    The multiprocessors left over are the next launch's.
-    """
-    tiles = -(-int(x.shape[0]) // c.tile_m) * -(-int(w.shape[0]) // c.tile_n)
-    if not c.persistent:
-        return tiles
-    rounds = -(-tiles // (launcher.processors * max(1, c.occupancy)))
-    return -(-tiles // rounds)
+    launcher(with_hints(kernel, **c.hints), (c.blocks(x, w, launcher.processors), 1, 1), args)
 
 
 def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:

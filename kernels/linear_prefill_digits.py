@@ -27,7 +27,7 @@ from kernels.digits import TOGETHER
 from kernels.int8_digits import MAX_COLUMNS
 from kernels.int8_scales import check_int8
 from kernels.launch import check_array, with_hints
-from kernels.linear_prefill import LinearPrefillConfig, blocks, load_w, load_x, pairs_swiglu, result_tile, tile_counts
+from kernels.linear_prefill import LinearPrefillConfig, load_w, load_x, pairs_swiglu, result_tile, tile_counts
 from kernels.notation import HALF, ZERO, Int
 from kernels.specs import ArraySpec
 
@@ -269,7 +269,7 @@ def _launch(
     constants = (c.tile_m, c.tile_n, c.tile_k, c.group, c.latency, int(bias is not None))
     args = (x, x_scale, w, scale.reshape(1, -1), x_scale if bias is None else bias, output, *more, *constants)
     args += int(c.persistent), int(launcher.pdl)
-    launcher(with_hints(kernel, **c.hints), (blocks(launcher, c, x, w), 1, 1), args)
+    launcher(with_hints(kernel, **c.hints), (c.blocks(x, w, launcher.processors), 1, 1), args)
 
 
 Specs = tuple[ArraySpec, ArraySpec, ArraySpec, ArraySpec]  # digits, their scales, weights, their scales

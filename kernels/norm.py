@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import cuda.tile as ct
 
 from kernels.digits import LARGEST_BYTES, check_digits, row_tiles, store_digits, tiles_of
-from kernels.int8_digits import largest_and_sum
+from kernels.int8_rows import largest_and_sum
 from kernels.launch import check_array
 from kernels.notation import HALF, ZERO, Bool, Float, Int
 from kernels.specs import ArraySpec
@@ -115,9 +115,9 @@ def rms_norm_digits(launcher: Launcher, x: Any, gain: Any, digits: Any, scales: 
 
 def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
     """A chunk of 512 tokens, in half precision and in digits, and the one row whose logits follow a prompt."""
-    x, gain = ArraySpec((512, model.hidden), "float32"), ArraySpec((1, model.hidden), "float32")
-    digits, scales = ArraySpec((1024, model.hidden), "int8"), ArraySpec((512, 1), "float32")
-    rms_norm_digits(launcher, x, gain, digits, scales, eps=model.eps)
     for tokens in (512, 1):
         x, y = ArraySpec((tokens, model.hidden), "float32"), ArraySpec((tokens, model.hidden), dtype)
         rms_norm(launcher, x, ArraySpec((1, model.hidden), "float32"), y, eps=model.eps)
+    x, gain = ArraySpec((512, model.hidden), "float32"), ArraySpec((1, model.hidden), "float32")
+    digits, scales = ArraySpec((1024, model.hidden), "int8"), ArraySpec((512, 1), "float32")
+    rms_norm_digits(launcher, x, gain, digits, scales, eps=model.eps)

@@ -81,7 +81,7 @@ class Chain:
 
     def finish(self) -> None:
         self._written.clear()
-        self._running = None
+        self._running = []
 
 
 class Launch:

@@ -14,7 +14,7 @@ from kernels.interpreter.errors import InterpreterError
 from kernels.interpreter.tile import Tile, as_tile, check_shape, flags
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 _ANY: Any = np.bitwise_or.reduce  # flags of a reduced element: those of all it was made of
@@ -131,10 +131,21 @@ def reduce(x: Any, /, axis: int, func: Any, identity: Any, *, keepdims: bool = F
         left = [_part(tile, along, slice(0, None, 2)) for tile in tiles]
         right = [_part(tile, along, slice(1, None, 2)) for tile in tiles]
         tiles = _combine(func, several, left, right)
+    _check_identity(func, several, tiles, identity if several else (identity,))
     if not keepdims:
         shape = tiles[0].a.shape[:along] + tiles[0].a.shape[along + 1 :]
         tiles = [tile.reshape(shape) for tile in tiles]
     return tuple(tiles) if several else tiles[0]
+
+
+def _check_identity(func: Any, several: bool, tiles: list[Tile], identity: Sequence[Any]) -> None:
+    """Compiled code may start from the identity or not: it must make no difference."""
+    start = [Tile(np.full_like(tile.a, value)) for tile, value in zip(tiles, identity, strict=True)]
+    for tile, found in zip(tiles, _combine(func, several, start, tiles), strict=True):
+        known = tile.a if tile.bad is None else tile.a[tile.bad == 0]
+        other = found.a if tile.bad is None else found.a[tile.bad == 0]
+        if not np.array_equal(known, other, equal_nan=known.dtype.kind == "f"):
+            raise InterpreterError(f"reduce: the identity {tuple(identity)} changes the result")
 
 
 def scan(x: Any, /, axis: int, func: Any, identity: Any, *, reverse: bool = False) -> Any:

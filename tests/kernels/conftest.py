@@ -69,7 +69,7 @@ class GpuMachine:
         self._in_use: list[Any] = []  # CuPy gives freed memory away while a launch may still read it
         self.arch = gpu_arch()
         self.pdl = pdl
-        self.launcher: Any = GpuLauncher(self._stream.ptr, self.arch, pdl=pdl)
+        self.launcher: Any = GpuLauncher(self._stream.ptr, self.arch, pdl=pdl, processors=3)
 
     def array(self, values: Any, dtype: str | None = None) -> Any:
         copy = self._cupy.asarray(np.array(values, dtype=None if dtype is None else DTYPES[dtype]))

@@ -240,6 +240,12 @@ class TestStoresBeforeTheWait:
         launcher(early_kernel, (2, 1, 1), (x, w, 2))
         assert w.tolist() == x.tolist()
 
+    def test_after_a_synchronisation(self) -> None:
+        launcher, (_, x, _, z) = self.chain(late=0)
+        launcher.synchronize()
+        launcher(early_kernel, (2, 1, 1), (x, z, 1))
+        assert z.tolist() == x.tolist()
+
     def test_after_kernels_that_start_the_next_one_too_soon(self) -> None:
         launcher, (w, x, y, _) = self.chain(late=1)
         launcher(ordered_kernel, (2, 1, 1), (y, x, 0))

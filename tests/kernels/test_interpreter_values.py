@@ -187,6 +187,14 @@ def test_custom_reduction_of_a_tuple() -> None:
     assert position.tolist() == [1, 0, 2, 3]
 
 
+def test_identity_that_is_none() -> None:
+    """tileiras leaves it out, where the tile is as long as what it reduces."""
+    zeros, ones = np.zeros((2, 8), np.float32), np.ones((2, 8), np.float32)
+    assert evaluate(lambda t: ct.reduce(t, 1, ct.maximum, 1e-30), ones).tolist() == [1, 1]
+    with pytest.raises(InterpreterError, match=r"identity \(1e-30,\) changes the result"):
+        evaluate(lambda t: ct.reduce(t, 1, ct.maximum, 1e-30), zeros)
+
+
 def test_scans() -> None:
     x = integers((2, 8), 0, 5, "int32", seed=6)
     assert np.array_equal(evaluate(lambda t: ct.cumsum(t, 1), x), np.cumsum(x, 1))

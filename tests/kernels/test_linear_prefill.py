@@ -15,11 +15,13 @@ from kernels.linear_prefill import (
     linear_prefill_swiglu,
     linear_prefill_xielu,
 )
+from kernels.specs import ArraySpec
 from tests.reference import linear_prefill as reference
 from tests.reference.random_arrays import normal
 from tests.reference.tolerance import assert_close
 
 SMALL = LinearPrefillConfig(tile_m=64, tile_n=64, tile_k=64, group=2)
+LOOPS = replace(SMALL, persistent=True)  # the machines of these tests say that they have three multiprocessors
 ALPHAS = np.array([0.8, 1.4], np.float32)
 # tokens, rows of the weight, K: one tile less and more, a prime, K of SmolLM2 (576 = 9 * 64)
 SIZES = [(1, 64, 64), (63, 66, 72), (65, 130, 200), (131, 258, 576)]
@@ -39,52 +41,83 @@ def dtype(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(params=[SMALL, LOOPS], ids=["grid", "persistent"])
+def tiles(request: pytest.FixtureRequest) -> LinearPrefillConfig:
+    return request.param
+
+
 @pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 class TestForms:
-    def test_plain(self, machine: Any, size: tuple[int, int, int], dtype: str, with_bias: bool) -> None:
+    def test_plain(
+        self, machine: Any, size: tuple[int, int, int], dtype: str, with_bias: bool, tiles: LinearPrefillConfig
+    ) -> None:
         x, w, b = inputs(size, dtype)
         y = machine.empty((size[0], size[1]), dtype)
         bias = machine.array(b) if with_bias else None
-        linear_prefill(machine.launcher, machine.array(x), machine.array(w), y, config=SMALL, bias=bias)
+        linear_prefill(machine.launcher, machine.array(x), machine.array(w), y, config=tiles, bias=bias)
         assert_close(machine.host(y), reference.product(x, w, b if with_bias else None))
 
-    def test_residual(self, machine: Any, size: tuple[int, int, int], dtype: str, with_bias: bool) -> None:
+    def test_residual(
+        self, machine: Any, size: tuple[int, int, int], dtype: str, with_bias: bool, tiles: LinearPrefillConfig
+    ) -> None:
         x, w, b = inputs(size, dtype)
         before = normal((size[0], size[1]), "float32", seed=4)
         residual = machine.array(before)
         bias = machine.array(b) if with_bias else None
-        linear_prefill_residual(machine.launcher, machine.array(x), machine.array(w), residual, config=SMALL, bias=bias)
+        linear_prefill_residual(machine.launcher, machine.array(x), machine.array(w), residual, config=tiles, bias=bias)
         assert_close(machine.host(residual), reference.product(x, w, b if with_bias else None) + before)
 
     @pytest.mark.parametrize("split", [False, True], ids=["interleaved", "split"])
-    def test_swiglu(self, machine: Any, size: tuple[int, int, int], dtype: str, with_bias: bool, split: bool) -> None:
-        if split and size[2] % SMALL.tile_k:
+    def test_swiglu(
+        self,
+        machine: Any,
+        size: tuple[int, int, int],
+        dtype: str,
+        with_bias: bool,
+        split: bool,
+        tiles: LinearPrefillConfig,
+    ) -> None:
+        if split and size[2] % tiles.tile_k:
             pytest.skip("the split form needs whole K tiles")
         x, w, b = inputs(size, dtype)
         y = machine.empty((size[0], size[1] // 2), dtype)
         bias = machine.array(b) if with_bias else None
-        config = replace(SMALL, tile_n=32, split_gate=True) if split else SMALL
+        config = replace(tiles, tile_n=32, split_gate=True) if split else tiles
         linear_prefill_swiglu(machine.launcher, machine.array(x), machine.array(w), y, config=config, bias=bias)
         assert_close(machine.host(y), reference.swiglu(x, w, b if with_bias else None))
 
-    def test_xielu(self, machine: Any, size: tuple[int, int, int], dtype: str, with_bias: bool) -> None:
+    def test_xielu(
+        self, machine: Any, size: tuple[int, int, int], dtype: str, with_bias: bool, tiles: LinearPrefillConfig
+    ) -> None:
         x, w, b = inputs(size, dtype)
         y = machine.empty((size[0], size[1]), dtype)
         bias = machine.array(b) if with_bias else None
         arrays = (machine.array(x), machine.array(w), machine.array(ALPHAS), y)
-        linear_prefill_xielu(machine.launcher, *arrays, config=SMALL, bias=bias)
+        linear_prefill_xielu(machine.launcher, *arrays, config=tiles, bias=bias)
         expected = reference.product(x, w, b if with_bias else None)
         assert_close(machine.host(y), reference.xielu(expected, ALPHAS))
 
 
 @pytest.mark.parametrize("group", [1, 3, 8])
-def test_every_tile_is_made_once(machine: Any, group: int) -> None:
+def test_every_tile_is_made_once(machine: Any, group: int, tiles: LinearPrefillConfig) -> None:
     """5 row tiles in groups of 1, 3 (a last group of 2) and 8 (larger than all): no tile is left out."""
     x, w, _ = inputs((300, 200, 64), "bfloat16")
     y = machine.empty((300, 200), "bfloat16")
-    linear_prefill(machine.launcher, machine.array(x), machine.array(w), y, config=replace(SMALL, group=group))
+    linear_prefill(machine.launcher, machine.array(x), machine.array(w), y, config=replace(tiles, group=group))
     assert_close(machine.host(y), reference.product(x, w))
+
+
+def test_blocks_of_a_launch() -> None:
+    """2,048 x 24,576 in tiles of 128 x 256: 1,536, twelve rounds of 132 multiprocessors, and of 128 too."""
+    x, w = ArraySpec((2048, 64), "bfloat16"), ArraySpec((24576, 64), "bfloat16")
+    tiles = LinearPrefillConfig(tile_m=128, tile_n=256)
+    loops = replace(tiles, persistent=True)
+    assert tiles.blocks(x, w, 132) == 1536
+    assert loops.blocks(x, w, 132) == 128
+    assert loops.blocks(x, w, 114) == 110
+    assert replace(loops, occupancy=2).blocks(x, w, 132) == 256
+    assert loops.blocks(x, ArraySpec((256, 64), "bfloat16"), 132) == 16
 
 
 @pytest.mark.gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from tests.reference.random_arrays import normal
 from tests.reference.tolerance import assert_close
 
 SMALL = LinearPrefillConfig(tile_m=64, tile_n=64, tile_k=64, group=2)
+LOOPS = replace(SMALL, persistent=True)
 ALPHAS = np.array([0.8, 1.4], np.float32)
 # tokens, rows of the weight, K, columns of a scale: one tile less and more, a prime, K of SmolLM2 (576 = 9 * 64)
 SIZES = [(1, 64, 64, None), (63, 66, 80, 16), (65, 130, 256, 128), (131, 258, 576, None), (17, 66, 576, 64)]
@@ -129,33 +131,34 @@ class Digits:
         self.exact = x
 
 
+@pytest.mark.parametrize("tiles", [SMALL, LOOPS], ids=["grid", "persistent"])
 @pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("size", DIGIT_SIZES, ids=str)
 class TestDigits:
-    def test_plain(self, machine: Any, size: tuple[int, int, int], dtype: str, with_bias: bool) -> None:
+    def test_plain(self, machine: Any, size: tuple[int, int, int], dtype: str, with_bias: bool, tiles: Any) -> None:
         d = Digits(machine, size, dtype)
         y, bias = machine.empty(d.shape, dtype), machine.array(d.b) if with_bias else None
-        linear_prefill_digits(machine.launcher, *d.arrays, y, config=SMALL, bias=bias)
+        linear_prefill_digits(machine.launcher, *d.arrays, y, config=tiles, bias=bias)
         assert_close(machine.host(y), reference.product(d.exact, d.wide, d.b if with_bias else None))
 
-    def test_residual(self, machine: Any, size: tuple[int, int, int], dtype: str, with_bias: bool) -> None:
+    def test_residual(self, machine: Any, size: tuple[int, int, int], dtype: str, with_bias: bool, tiles: Any) -> None:
         d = Digits(machine, size, dtype)
         before, bias = normal(d.shape, "float32", seed=4), machine.array(d.b) if with_bias else None
         residual = machine.array(before)
-        linear_prefill_digits_residual(machine.launcher, *d.arrays, residual, config=SMALL, bias=bias)
+        linear_prefill_digits_residual(machine.launcher, *d.arrays, residual, config=tiles, bias=bias)
         assert_close(machine.host(residual), reference.product(d.x, d.wide, d.b if with_bias else None) + before)
 
-    def test_swiglu(self, machine: Any, size: tuple[int, int, int], dtype: str, with_bias: bool) -> None:
+    def test_swiglu(self, machine: Any, size: tuple[int, int, int], dtype: str, with_bias: bool, tiles: Any) -> None:
         d = Digits(machine, size, dtype)
         y, bias = machine.empty((d.shape[0], d.shape[1] // 2), dtype), machine.array(d.b) if with_bias else None
-        linear_prefill_digits_swiglu(machine.launcher, *d.arrays, y, config=SMALL, bias=bias)
+        linear_prefill_digits_swiglu(machine.launcher, *d.arrays, y, config=tiles, bias=bias)
         assert_close(machine.host(y), reference.swiglu(d.x, d.wide, d.b if with_bias else None))
 
-    def test_xielu(self, machine: Any, size: tuple[int, int, int], dtype: str, with_bias: bool) -> None:
+    def test_xielu(self, machine: Any, size: tuple[int, int, int], dtype: str, with_bias: bool, tiles: Any) -> None:
         d = Digits(machine, size, dtype)
         y, bias = machine.empty(d.shape, dtype), machine.array(d.b) if with_bias else None
         linear_prefill_digits_xielu(
-            machine.launcher, *d.arrays, machine.array(ALPHAS), y, config=SMALL, bias=bias
+            machine.launcher, *d.arrays, machine.array(ALPHAS), y, config=tiles, bias=bias
         )  # fmt: skip
         assert_close(
             machine.host(y), reference.xielu(reference.product(d.x, d.wide, d.b if with_bias else None), ALPHAS)
