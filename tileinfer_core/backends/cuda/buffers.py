@@ -42,7 +42,7 @@ def position_rows(context: int) -> int:
 
 
 def buffer_specs(
-    model: ModelDefinition, arch: str, context: int, chunk: int, half: str, kv: str = "bf16"
+    model: ModelDefinition, arch: str, context: int, chunk: int, half: str, *, kv: str = "bf16"
 ) -> dict[str, Spec]:
     """Name -> shape and dtype. `kv` "int8": for a cache in INT8."""
     s, vocab = model.structure, model.config.vocab_size
