@@ -98,7 +98,7 @@ def test_an_int8_cache_has_the_same_graphs(arch: str, kv_heads: int) -> None:
 def test_carveout_is_measured_or_left_to_the_driver() -> None:
     assert step_carveout("sm_90", 1024) == 14
     assert step_carveout("sm_90", 1000) is None
-    assert step_carveout("sm_90", 1024, int8=True) == 28
+    assert step_carveout("sm_90", 1024, int8=True) == 14
     assert step_carveout("sm_90", 1000, int8=True) is None
     assert step_carveout("sm_90", 1000, 4096, int8=True) == 72
     assert step_carveout("sm_90", 2560, int8=True) == step_carveout("sm_90", 2560, 2048, int8=True) == 43
