@@ -5,6 +5,8 @@ position start + i and sees every position up to its own. One block owns TILE_Q 
 pages of that head's KV head with an online soft-max; pages that the whole tile sees need no mask and run first.
 Tiles at the end of the chunk see most pages and are launched first, so that the short ones fill the tail.
 
+Keys and values of an INT8 cache are widened before it (kernels/widen_pages.py).
+
 It refuses head sizes other than 64 and 128, and pages of other than 64 tokens. Pool memory past the context is read
 and masked, so pools must hold finite numbers everywhere: zero them once when they are allocated.
 """
@@ -20,7 +22,7 @@ import cuda.tile as ct
 from kernels.configs import config as table_config
 from kernels.launch import check_array, with_hints
 from kernels.notation import HALF, LOG2E, PAGE, ZERO, Float, Int
-from kernels.paged_cache import check_pools, pool_specs, scale_specs
+from kernels.paged_cache import check_pools, pool_specs
 from kernels.specs import ArraySpec
 
 if TYPE_CHECKING:
@@ -51,27 +53,21 @@ class AttentionPrefillConfig:
         return {name: value for name, value in hints.items() if value}
 
 
-def page_scores(q, k_pool, k_scales, row, latency, TILE_Q: Int, DIM: Int, WANTED: Int, INT8: Int):
+def page_scores(q, k_pool, row, latency, TILE_Q: Int, DIM: Int, WANTED: Int):
     """Scores [TILE_Q, PAGE] of the queries with the keys at tile row `row` of the pool; zeros where not WANTED."""
     if not WANTED:
         return ct.zeros((TILE_Q, PAGE), dtype=ct.float32)
     keys = ct.load(k_pool, index=(0, row), shape=(DIM, PAGE), order=(1, 0), latency=latency)
-    if not INT8:
-        return ct.mma(q, keys, ct.zeros((TILE_Q, PAGE), dtype=ct.float32))
-    scale = ct.load(k_scales, index=(row, 0), shape=(1, PAGE), allow_tma=False)
-    return ct.mma(q, keys.astype(q.dtype), ct.zeros((TILE_Q, PAGE), dtype=ct.float32)) * scale
+    return ct.mma(q, keys, ct.zeros((TILE_Q, PAGE), dtype=ct.float32))
 
 
-def absorb(score, v_pool, v_scales, row, latency, maximum, total, acc, half, SCALE: Float, DIM: Int, INT8: Int):
+def absorb(score, v_pool, row, latency, maximum, total, acc, half, SCALE: Float, DIM: Int):
     """One page of the online soft-max: (maximum, total, acc) with the page's scores and values taken in."""
     highest = ct.maximum(maximum, ct.max(score, axis=1, keepdims=True))
     decay = ct.exp2((maximum - highest) * SCALE)
     weights = ct.exp2(score * SCALE - highest * SCALE)
     values = ct.load(v_pool, index=(0, row), shape=(PAGE, DIM), order=(1, 0), latency=latency)
     total = total * decay + ct.sum(weights, axis=1, keepdims=True)
-    if INT8:
-        values = values.astype(half)
-        weights = weights * ct.load(v_scales, index=(row, 0), shape=(1, PAGE), allow_tma=False)
     return highest, total, ct.mma(weights.astype(half), values, acc * decay)
 
 
@@ -83,14 +79,13 @@ def pool_row(block_table, page, last_page, kv_head, KV_HEADS: Int):
 
 @ct.kernel
 def attention_prefill_kernel(
-    q, k_pool, v_pool, k_scales, v_scales, block_table, start, out, SCALE: Float, GROUP: Int, KV_HEADS: Int,
-    TILE_Q: Int, DIM: Int, AHEAD: Int, LATENCY: Int, INT8: Int, PDL: Int,
+    q, k_pool, v_pool, block_table, start, out, SCALE: Float, GROUP: Int, KV_HEADS: Int, TILE_Q: Int, DIM: Int,
+    AHEAD: Int, LATENCY: Int, PDL: Int,
 ):  # fmt: skip
     """out[i, h] = sum over positions j <= start + i of softmax_j(q[i, h] . k[j, h / GROUP] * scale) v[j, h / GROUP].
 
     q, out [T, Hq * DIM]; k_pool [pages * KV_HEADS * 64, DIM], row (page * KV_HEADS + kv_head) * 64 + slot; v_pool
-    [pages * KV_HEADS * DIM, 64], row (page * KV_HEADS + kv_head) * DIM + d, column slot; all BF16 or all FP16, or the
-    pools int8 (INT8) with k_scales, v_scales [pages * KV_HEADS, 64] float32;
+    [pages * KV_HEADS * DIM, 64], row (page * KV_HEADS + kv_head) * DIM + d, column slot; all BF16 or all FP16;
     block_table [entries] int32; start [1] int32. SCALE is the score scale times log2(e).
     Grid (Hq, tiles of T): one block owns TILE_Q tokens of one query head.
     float32 scores, maxima and sums; weights rounded to the inputs' dtype before the product with V.
@@ -113,25 +108,21 @@ def attention_prefill_kernel(
     total = ct.zeros((TILE_Q, 1), dtype=ct.float32)
     acc = ct.zeros((TILE_Q, DIM), dtype=ct.float32)
     row = pool_row(block_table, 0, last_page, kv_head, KV_HEADS)
-    score = page_scores(queries, k_pool, k_scales, row, latency, TILE_Q, DIM, AHEAD, INT8)
+    score = page_scores(queries, k_pool, row, latency, TILE_Q, DIM, AHEAD)
     unmasked = (first + 1) // PAGE  # pages that every query of the tile sees whole
     for page in range(unmasked):
         next_row = pool_row(block_table, page + AHEAD, last_page, kv_head, KV_HEADS)
-        next_score = page_scores(queries, k_pool, k_scales, next_row, latency, TILE_Q, DIM, 1, INT8)
+        next_score = page_scores(queries, k_pool, next_row, latency, TILE_Q, DIM, 1)
         now, now_row = (score, row) if AHEAD else (next_score, next_row)
-        maximum, total, acc = absorb(
-            now, v_pool, v_scales, now_row, latency, maximum, total, acc, q.dtype, SCALE, DIM, INT8
-        )
+        maximum, total, acc = absorb(now, v_pool, now_row, latency, maximum, total, acc, q.dtype, SCALE, DIM)
         score, row = next_score, next_row
     for page in range(unmasked, last_page + 1):
         next_row = pool_row(block_table, page + AHEAD, last_page, kv_head, KV_HEADS)
-        next_score = page_scores(queries, k_pool, k_scales, next_row, latency, TILE_Q, DIM, 1, INT8)
+        next_score = page_scores(queries, k_pool, next_row, latency, TILE_Q, DIM, 1)
         now, now_row = (score, row) if AHEAD else (next_score, next_row)
         position = ct.arange(PAGE, dtype=ct.int32).reshape((1, PAGE)) + page * PAGE
         now = ct.where(position <= last_visible, now, MASKED_SCORE)
-        maximum, total, acc = absorb(
-            now, v_pool, v_scales, now_row, latency, maximum, total, acc, q.dtype, SCALE, DIM, INT8
-        )
+        maximum, total, acc = absorb(now, v_pool, now_row, latency, maximum, total, acc, q.dtype, SCALE, DIM)
         score, row = next_score, next_row
     ct.store(out, index=(tile, head), tile=(acc / total).astype(out.dtype))
 
@@ -149,7 +140,6 @@ def attention_prefill(
     head_dim: int,
     config: AttentionPrefillConfig,
     scale: float | None = None,
-    scales: tuple[Any, Any] | None = None,
 ) -> None:
     """Attention of T tokens at positions start .. start + T - 1 over all positions up to their own.
 
@@ -160,7 +150,6 @@ def attention_prefill(
         block_table: [entries] int32, entry p = pool page of positions 64 p .. 64 p + 63; at least up to the last token.
         start: [1] int32 in device memory.
         scale: score scale, by default head_dim ** -0.5.
-        scales: of the keys and of the values where the pools are int8, float32 [pages * kv_heads, 64] each.
 
     Raises:
         ValueError, TypeError: shape, dtype or layout.
@@ -174,7 +163,7 @@ def attention_prefill(
             f"attention_prefill: q has {width} columns, expected a multiple of {kv_heads} KV heads * {head_dim}"
         )
     dtype = str(q.dtype)
-    check_pools("attention_prefill", k_pool, v_pool, block_table, kv_heads, head_dim, dtype, scales)
+    check_pools("attention_prefill", k_pool, v_pool, block_table, kv_heads, head_dim, dtype)
     if tokens > int(block_table.shape[0]) * PAGE:
         raise ValueError(
             f"attention_prefill: {tokens} tokens, but block_table has {int(block_table.shape[0])} pages of {PAGE}"
@@ -186,17 +175,15 @@ def attention_prefill(
     if not (math.isfinite(log2_scale) and log2_scale > 0):
         raise ValueError(f"attention_prefill: scale is {scale}, expected a positive number")
     sizes = (heads // kv_heads, kv_heads, config.tile_q, head_dim)
-    constants = (log2_scale, *sizes, int(config.ahead), config.latency, int(scales is not None), int(launcher.pdl))
-    args = (q, k_pool, v_pool, *(scales or (q, q)), block_table, start, out, *constants)
+    constants = (log2_scale, *sizes, int(config.ahead), config.latency, int(launcher.pdl))
+    args = (q, k_pool, v_pool, block_table, start, out, *constants)
     launcher(with_hints(attention_prefill_kernel, **config.hints), (heads, -(-tokens // config.tile_q), 1), args)
 
 
 def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
-    """A chunk of 512 tokens, over a half-precision cache and an INT8 one."""
+    """A chunk of 512 tokens."""
     q = ArraySpec((512, model.attention_width), dtype)
     heads = {"kv_heads": model.kv_heads, "head_dim": model.head_dim}
-    for scales, family in ((None, "attention_prefill"), (scale_specs(model), "attention_prefill_int8")):
-        config = AttentionPrefillConfig(**table_config(family, launcher.arch, head_dim=model.head_dim))
-        pools = pool_specs(model, dtype if scales is None else "int8")
-        arrays = (q, *pools, ArraySpec(64, "int32"), ArraySpec(1, "int32"), q)
-        attention_prefill(launcher, *arrays, **heads, config=config, scales=scales)
+    config = AttentionPrefillConfig(**table_config("attention_prefill", launcher.arch, head_dim=model.head_dim))
+    arrays = (q, *pool_specs(model, dtype), ArraySpec(64, "int32"), ArraySpec(1, "int32"), q)
+    attention_prefill(launcher, *arrays, **heads, config=config)

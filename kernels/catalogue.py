@@ -49,6 +49,7 @@ FAMILIES: tuple[str, ...] = (
     "kernels.norm",
     "kernels.rope",
     "kernels.sampling",
+    "kernels.widen_pages",
 )
 
 # Shared memory one block may have, in bytes (CUDA programming guide, compute capabilities)

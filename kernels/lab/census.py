@@ -23,7 +23,7 @@ _FEW = {
     "sample_select_kernel": {"adjusted"},
     "sample_draw_kernel": {"logits", "adjusted", "token_state"},
 }
-_CACHED = ("k_pool", "v_pool")
+_CACHED = ("k_pool", "v_pool", "k_out", "v_out")
 _BY_POSITION = ("cos", "sin")
 _WRITES_CACHE = ("kv_write_kernel",)
 

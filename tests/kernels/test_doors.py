@@ -59,6 +59,7 @@ from kernels.norm import rms_norm, rms_norm_digits
 from kernels.rope import qk_norm_rope_kv, rope_queries
 from kernels.sampling import SampleConfig, SampleWorkspace, sample, sample_workspace_shapes
 from kernels.specs import ArraySpec, RecordingLauncher
+from kernels.widen_pages import widen_pages
 from tests.reference.random_arrays import DTYPES
 
 if TYPE_CHECKING:
@@ -169,9 +170,9 @@ CALLS = [
         SCALES,
     ),
     Call(
-        attention_prefill,
-        {"q": half(3, 256), **INT8_POOLS, "start": ints(1), "out": half(3, 256)},
-        {**HEADS, "config": AttentionPrefillConfig(tile_q=64)},
+        widen_pages,
+        {**INT8_POOLS, "start": ints(1), "k_out": half(256, 64), "v_out": half(256, 64)},
+        {**HEADS, "tokens": 3},
         SCALES,
     ),
     Call(kv_write, {"qkv": half(3, 512), "gain": floats(1, 64), **ROPE, "start": ints(1), **INT8_POOLS}, HEADS, SCALES),
@@ -435,6 +436,7 @@ FREE_AXES: dict[str, set[tuple[str, int]]] = {
         (f"linear_int8_tokens{form}" for form in ("", "_norm", "_swiglu", "_xielu", "_residual")), PARTS_AXES
     ),
     "qk_norm_rope_kv": {("block_table", 0)},
+    "widen_pages": {("block_table", 0)},
 }
 
 

@@ -1,4 +1,4 @@
-"""The INT8 cache: written by prefill and decode, read by both attentions, against float64 on the same bytes."""
+"""The INT8 cache: written by prefill and decode, read by decode's attention, against float64 on the same bytes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 
 from kernels.attention_decode import AttentionConfig, attention_config, attention_decode, workspace_floats
-from kernels.attention_prefill import AttentionPrefillConfig, attention_prefill
-from kernels.configs import config
 from kernels.rope import qk_norm_rope_kv
-from tests.reference import attention_prefill as prefill_reference
 from tests.reference import decode
 from tests.reference.int8 import cached_int8, pools_of_int8, quantised_rows
 from tests.reference.random_arrays import normal
@@ -129,44 +126,6 @@ def test_decode_at_full_size(machine: Any, heads: int, n: int) -> None:
     if not machine.on_gpu:
         pytest.skip("too large for the interpreter")
     run_decode(machine, heads, 8, 128, n, attention_config(machine.arch, 8, n, int8=True), "bfloat16")
-
-
-@pytest.mark.parametrize(("heads", "kv_heads", "d"), [(9, 3, 64), (4, 2, 128), (14, 2, 64)])
-@pytest.mark.parametrize("ahead", [True, False], ids=["ahead", "in turn"])
-@pytest.mark.parametrize(("start", "tokens"), [(0, 65), (63, 2), (100, 131)])
-def test_prefill_attention(
-    machine: Any, heads: int, kv_heads: int, d: int, ahead: bool, start: int, tokens: int
-) -> None:
-    tiles = AttentionPrefillConfig(tile_q=64, ahead=ahead)
-    run_prefill(machine, heads, kv_heads, d, start, tokens, tiles)
-
-
-def run_prefill(
-    machine: Any, heads: int, kv_heads: int, d: int, start: int, tokens: int, tiles: AttentionPrefillConfig
-) -> None:
-    n = start + tokens
-    table, pages = table_of(n)
-    pools, scales, keys, values = pools_of_int8(
-        *(normal((n, kv_heads, d), "bfloat16", seed=s) for s in (1, 2)), table, pages
-    )
-    q = normal((tokens, heads * d), "bfloat16", seed=3)
-    out = machine.empty(q.shape, "bfloat16")
-    arrays = [machine.array(a) for a in (q, *pools, table, np.array([start], np.int32))]
-    attention_prefill(
-        machine.launcher, *arrays, out, kv_heads=kv_heads, head_dim=d, config=tiles,
-        scales=tuple(machine.array(s) for s in scales),
-    )  # fmt: skip
-    want = prefill_reference.attention(q.reshape(tokens, heads, d), keys, values, start, d**-0.5)
-    assert_close(machine.host(out).reshape(want.shape), want)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("heads", "kv_heads", "d"), [(32, 8, 128), (9, 3, 64)])
-def test_prefill_with_configured_tiles(machine: Any, heads: int, kv_heads: int, d: int) -> None:
-    if not machine.on_gpu:
-        pytest.skip("needs a GPU")
-    tiles = AttentionPrefillConfig(**config("attention_prefill_int8", machine.arch, head_dim=d))
-    run_prefill(machine, heads, kv_heads, d, 1021, 300, tiles)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "d"), [(9, 3, 64), (4, 2, 128)])

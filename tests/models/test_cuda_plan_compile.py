@@ -67,7 +67,7 @@ def test_the_kernels_of_every_step_compile(config, arch, half):
         v=[ArraySpec((rows * s.head_dim, 64), kept)] * layers,
         scales=[scales] * layers,
     )
-    specs = buf.buffer_specs(model, arch, context, 2048, half)
+    specs = buf.buffer_specs(model, arch, context, 2048, half, kv="int8" if kept == "int8" else "bf16")
     buffers = {name: ArraySpec(*spec) for name, spec in specs.items()}
     weights = bind(model, {p.name: ArraySpec(p.shape, target_dtype(p, half)) for p in model.parameters})
     plans = Plans(model, weights, pool, ArraySpec(144, "int32"), buffers=buffers, arch=arch, pdl=pdl, processors=132)

@@ -217,8 +217,9 @@ def test_greedy_tokens_equal_numpys_across_a_page_border(pair, name, dtype, pdl)
     assert len(cache.block_table) == 2
 
 
-def test_a_prompt_in_chunks_over_several_pages(pair):
-    p = pair(chunk=64)
+@pytest.mark.parametrize("kv", ["bf16", "int8"])
+def test_a_prompt_in_chunks_over_several_pages(pair, kv):
+    p = pair(chunk=64, kv=kv)
     prompt = p.ids(150)
     cache = p.cuda.new_cache(256)
     p.cuda.prefill(cache, prompt)
@@ -251,8 +252,9 @@ def test_a_truncated_prefix_is_reused_and_pages_come_back(pair):
     assert_greedy_follows(p, [*prompt[:40], *other], decode(p.cuda, cache, GREEDY, 60, 6))
 
 
-def test_two_sequences_take_turns(pair):
-    p = pair()
+@pytest.mark.parametrize("kv", ["bf16", "int8"])
+def test_two_sequences_take_turns(pair, kv):
+    p = pair(kv=kv)
     prompts = [p.ids(30), p.ids(66, salt=2)]
     caches = [p.cuda.new_cache(256) for _ in prompts]
     for turn in range(2):

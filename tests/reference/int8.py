@@ -53,3 +53,15 @@ def cached_int8(
     rows = cached(*pools, table, heads, n)
     found = [s.reshape(-1, heads, PAGE)[table[at // PAGE], :, at % PAGE] for s in scales]
     return tuple(q.astype(np.float64) * s.astype(np.float64)[..., None] for q, s in zip(rows, found, strict=True))
+
+
+def widened_pages(
+    pool: np.ndarray, scales: np.ndarray, table: np.ndarray, heads: int, dtype: np.dtype, *, by_column: bool
+) -> np.ndarray:
+    """Pages `table` of an int8 pool [pages · Hkv · rows, columns] as `dtype`: one rounding of a float32 product.
+
+    scales [pages · Hkv, 64] are those of a page's rows (keys) or columns (values).
+    """
+    parts = pool.reshape(len(scales), -1, pool.shape[1]).astype(np.float32)  # [pages · Hkv, rows, columns]
+    wide = parts * (scales[:, None, :] if by_column else scales[:, :, None])
+    return wide.reshape(-1, heads, *parts.shape[1:])[table].astype(dtype)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.checkpoints import quantization_config
 from tests.reference.tiny_models import VARIANTS
+from tileinfer_core.backends.cuda.buffers import buffer_bytes, buffer_specs
 from tileinfer_core.backends.cuda.memory import kv_bytes_per_token, pages_for, plan_memory, weight_bytes
 from tileinfer_core.config import ModelConfig
 from tileinfer_core.errors import OutOfMemoryError
@@ -76,3 +77,13 @@ def test_an_int8_cache_counts_a_byte_and_a_scale_for_each_head():
     found = plan_memory(MODEL, asked=640, free=1 << 30, item=2, kv_item=1, buffer_bytes=lambda _: 0, headroom=0)
     assert found.kv_bytes == pages_for(640) * 64 * kv_bytes_per_token(MODEL, 1)
     assert found.weight_bytes == WEIGHTS
+
+
+@pytest.mark.parametrize("context", [256, 4096, 5000])
+def test_an_int8_cache_counts_a_layers_keys_and_values_in_half_precision(context):
+    """Of whole pages, as many as the block table has entries."""
+    plain, wide = (
+        buffer_bytes(buffer_specs(MODEL, "sm_90", context, 256, "bfloat16", kv=kv)) for kv in ("bf16", "int8")
+    )
+    layer = PER_TOKEN // MODEL.config.num_hidden_layers
+    assert context * layer < wide - plain < (context + 18 * 64) * layer + 2048

@@ -10,8 +10,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tileinfer_core.backends.cuda import ops
-from tileinfer_core.backends.cuda.kv_pool import TABLE_STEP
+from tileinfer_core.backends.cuda.kv_pool import TABLE_STEP, table_entries
+from tileinfer_core.backends.cuda.memory import pages_for
 from tileinfer_core.dtypes import BFLOAT16
 from tileinfer_core.kv_cache import PAGE_SIZE
 from tileinfer_core.models.rope import cos_sin, inverse_frequencies
@@ -38,8 +41,10 @@ def position_rows(context: int) -> int:
     return (-(-context // PAGE_SIZE) + 1) * PAGE_SIZE
 
 
-def buffer_specs(model: ModelDefinition, arch: str, context: int, chunk: int, half: str) -> dict[str, Spec]:
-    """Name -> shape and dtype."""
+def buffer_specs(
+    model: ModelDefinition, arch: str, context: int, chunk: int, half: str, *, kv: str = "bf16"
+) -> dict[str, Spec]:
+    """Name -> shape and dtype. `kv` "int8": for a cache in INT8."""
     s, vocab = model.structure, model.config.vocab_size
     rows = padded_rows(chunk)
     qkv, wide = s.q_size + 2 * s.kv_size, (position_rows(context), s.head_dim // 2)
@@ -72,6 +77,8 @@ def buffer_specs(model: ModelDefinition, arch: str, context: int, chunk: int, ha
         "sin": (wide, "float32"),
     }
     specs |= _int8_specs(model, rows, half)
+    if kv == "int8":
+        specs |= _wide_specs(s, context, half)
     return specs | ops.workspace_specs(model, arch, context)
 
 
@@ -91,6 +98,17 @@ def _int8_specs(model: ModelDefinition, rows: int, half: str) -> dict[str, Spec]
     return specs
 
 
+def _wide_specs(s: LayerStructure, context: int, half: str) -> dict[str, Spec]:
+    """A layer's keys and values in half precision, as pools that hold the sequence in order, and their block table."""
+    pages = table_entries(pages_for(context))  # as the pool's table
+    rows = pages * s.num_key_value_heads
+    return {
+        "wide_keys": ((rows * PAGE_SIZE, s.head_dim), half),
+        "wide_values": ((rows * s.head_dim, PAGE_SIZE), half),
+        "wide_table": ((pages,), "int32"),
+    }
+
+
 def buffer_bytes(specs: Mapping[str, Spec]) -> int:
     table = -(-len(specs) // TABLE_STEP) * 512  # allocations are rounded up
     return table + sum(math.prod(shape) * _ITEM[dtype] for shape, dtype in specs.values())
@@ -104,11 +122,15 @@ def allocate_buffers(device: Device, specs: Mapping[str, Spec]) -> dict[str, Arr
     }
 
 
-def fill_rope_tables(device: Device, structure: LayerStructure, buffers: Mapping[str, Array]) -> None:
+def fill_tables(device: Device, structure: LayerStructure, buffers: Mapping[str, Array]) -> None:
+    """What no step writes."""
     inv_freq, scale = inverse_frequencies(structure.rope, structure.head_dim)
     cos, sin = cos_sin(inv_freq, scale, 0, buffers["cos"].shape[0])
     device.copy_in(buffers["cos"], cos)
     device.copy_in(buffers["sin"], sin)
+    if "wide_table" in buffers:
+        table = buffers["wide_table"]
+        device.copy_in(table, np.arange(table.shape[0], dtype=np.int32))
 
 
 def item_bytes(half: str) -> int:

@@ -32,6 +32,11 @@ SCRATCH_PAGE = 0
 TABLE_STEP = 16  # entries: one specialisation of the kernels, whatever the length
 
 
+def table_entries(pages: int) -> int:
+    """Of a block table for sequences of at most `pages` pages."""
+    return -(-(pages + 1) // TABLE_STEP) * TABLE_STEP
+
+
 class KvPool:
     """The pages of one model. Zeroed once: masked slots are multiplied by 0, so they must hold finite numbers."""
 
@@ -91,7 +96,7 @@ class BlockTable:
     """The block table of the sequence in work, on the device: fixed length, scratch past the sequence's pages."""
 
     def __init__(self, device: Device, pages: int) -> None:
-        self.entries = -(-(pages + 1) // TABLE_STEP) * TABLE_STEP
+        self.entries = table_entries(pages)
         self.array: Array = device.zeros((self.entries,), "int32")
         self._device = device
         self._host = device.pinned((self.entries,), "int32")

@@ -70,7 +70,7 @@ def empty_runner(
     refuse_formats(model)
 
     def specs(tokens: int) -> dict[str, buf.Spec]:
-        return buf.buffer_specs(model, device.arch, tokens, chunk, half)
+        return buf.buffer_specs(model, device.arch, tokens, chunk, half, kv=kv)
 
     memory = plan_memory(
         model,

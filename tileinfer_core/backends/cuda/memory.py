@@ -3,7 +3,8 @@
     weights   every array of the model in the type that the kernels read
     KV        2 * layers * key/value heads * head dimension * item size a token, in pages of 64 tokens; in INT8 a byte
               an item and a float32 for each key and value
-    buffers   what the steps work in: fixed, however long the sequence gets, but for the rope tables and the block table
+    buffers   what the steps work in: fixed, however long the sequence gets, but for the rope tables, the block table
+              and, where the cache is INT8, a layer's keys and values in half precision
     headroom  CUDA's own: kernel code, captured graphs
 
 All of it is taken at load, so that no later step can run out. An explicit context that does not fit is refused with the

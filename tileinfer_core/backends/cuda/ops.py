@@ -50,6 +50,7 @@ from kernels.linear_prefill_int8 import linear_prefill_int8_residual
 from kernels.norm import rms_norm, rms_norm_digits
 from kernels.rope import qk_norm_rope_kv
 from kernels.sampling import SampleConfig, SampleWorkspace, sample, sample_workspace_shapes
+from kernels.widen_pages import widen_pages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -272,12 +273,16 @@ class Ops:
         eps = self._s.rms_norm_eps
         qk_norm_rope_kv(self._launcher, qkv, q_norm, k_norm, *place, q, k, v, **self._heads, eps=eps, scales=scales)
 
-    def attend_rows(self, q: Array, pages: Pages, start: Array, out: Array) -> None:
-        """out [T, H·d]."""
+    def attend_rows(self, q: Array, pages: Pages, b: Buffers, out: Array) -> None:
+        """out [T, H·d]. The sequence's pages of an INT8 cache are widened first."""
         k, v, table, scales = pages
-        family = "attention_prefill" if scales is None else "attention_prefill_int8"
-        config = self._configured(AttentionPrefillConfig, family, head_dim=self._s.head_dim)
-        attention_prefill(self._launcher, q, k, v, table, start, out, config=config, **self._heads, scales=scales)
+        if scales is not None:
+            wide = b["wide_keys"], b["wide_values"]
+            place = (table, b["start"])
+            widen_pages(self._launcher, k, v, *place, *wide, tokens=q.shape[0], scales=scales, **self._heads)
+            (k, v), table = wide, b["wide_table"]
+        config = self._configured(AttentionPrefillConfig, "attention_prefill", head_dim=self._s.head_dim)
+        attention_prefill(self._launcher, q, k, v, table, b["start"], out, config=config, **self._heads)
 
     # -- one token
 

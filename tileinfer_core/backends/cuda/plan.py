@@ -126,7 +126,7 @@ class Plans:
         o.linear_rows(normed, weight, w.qkv_bias, qkv, b)
         o.widen_ahead("qkv", down, (out, gate_up), b)
         o.rope_rows(qkv, (w.q_norm, w.k_norm), b, pages, q)
-        o.attend_rows(q, pages, b["start"], attention)
+        o.attend_rows(q, pages, b, attention)
         o.widen_ahead("attention", down, (out, gate_up), b)
         o.add_linear_rows(attention, out, w.o_bias, x, b)
         o.widen_ahead("o", down, (gate_up,), b)

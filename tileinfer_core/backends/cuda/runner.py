@@ -70,7 +70,7 @@ class CudaRunner:
         kept = "int8" if kv == "int8" else half
         self.pool = KvPool(device, model.structure, model.config.num_hidden_layers, memory.pages, kept)
         self.buffers = buf.allocate_buffers(device, specs)
-        buf.fill_rope_tables(device, model.structure, self.buffers)
+        buf.fill_tables(device, model.structure, self.buffers)
         self.prefill_chunk: int = self.buffers["token_ids"].shape[0]
         self._table = BlockTable(device, memory.pages)
         weights = bind(model, arrays)

@@ -105,7 +105,7 @@ class _Step:
         a, runner, plans = self.arrays, self._runner, self._runner.plans
         pages = (runner.pool.k[index], runner.pool.v[index], plans.block_table, runner.pool.scales[index])
         self._ops.rope_rows(a["qkv"], (layer.q_norm, layer.k_norm), runner.buffers, pages, a["q"])
-        self._ops.attend_rows(a["q"], pages, runner.buffers["start"], a["attention"])
+        self._ops.attend_rows(a["q"], pages, runner.buffers, a["attention"])
         self._fresh.discard("attention")
 
     def feed_forward(self, layer: LayerWeights[Array]) -> None:
