@@ -33,9 +33,9 @@ class LinearPrefillConfig:
 
     tile_m: token rows a block; tile_n: weight rows a block; tile_k: step along K; group: row tiles that share weight
     tiles; warps: num_worker_warps (4 or 8); ctas: blocks per cluster; occupancy: blocks a multiprocessor; latency: 1 to
-    10, the depth of the TMA rings. 0 = the compiler's choice. persistent: as many blocks as run at a time, each with
-    several tiles. split_gate: SwiGLU with two accumulators (sm_100, whose
-    compiler cannot take interleaved columns apart).
+    10, the depth of the TMA rings. 0 = the compiler's choice. persistent: under dependent launch as many blocks as run
+    at a time, each with several tiles. split_gate: SwiGLU with two accumulators (sm_100, whose compiler cannot take
+    interleaved columns apart).
     """
 
     tile_m: int = 128
@@ -55,12 +55,18 @@ class LinearPrefillConfig:
         hints = {"num_worker_warps": self.warps, "num_ctas": self.ctas, "occupancy": self.occupancy}
         return {name: value for name, value in hints.items() if value}
 
-    def blocks(self, x: Any, w: Any, processors: int) -> int:
-        """Blocks for x [T, K] and w [N, K]: one a tile; or, persistent, the fewest that need no more rounds than a full
+    def loops(self, launcher: Launcher) -> bool:
+        """Whether blocks walk over several tiles: only under dependent launch, for without it tileiras 13.4 gives the
+        loop a third group of warps and too few registers (128x128x128: 496 bytes of stack).
+        """
+        return self.persistent and launcher.pdl
+
+    def blocks(self, x: Any, w: Any, launcher: Launcher) -> int:
+        """Blocks for x [T, K] and w [N, K]: one a tile; or, in a loop, the fewest that need no more rounds than a full
         device. The multiprocessors left over are the next launch's.
         """
         tiles = -(-int(x.shape[0]) // self.tile_m) * -(-int(w.shape[0]) // self.tile_n)
-        rounds = -(-tiles // (processors * max(1, self.occupancy))) if self.persistent else 1
+        rounds = -(-tiles // (launcher.processors * max(1, self.occupancy))) if self.loops(launcher) else 1
         return -(-tiles // rounds)
 
 
@@ -375,8 +381,8 @@ def _launch(
     """One launch; without a bias the weight stands in for it, unread."""
     x, w = inputs
     constants = (c.tile_m, c.tile_n, c.tile_k, c.group, c.latency, int(bias is not None))
-    args = (x, w, w if bias is None else bias, *outputs, *constants, int(c.persistent), int(launcher.pdl))
-    launcher(with_hints(kernel, **c.hints), (c.blocks(x, w, launcher.processors), 1, 1), args)
+    args = (x, w, w if bias is None else bias, *outputs, *constants, int(c.loops(launcher)), int(launcher.pdl))
+    launcher(with_hints(kernel, **c.hints), (c.blocks(x, w, launcher), 1, 1), args)
 
 
 def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:

@@ -268,8 +268,8 @@ def _launch(
     x, x_scale, w, scale, bias = inputs
     constants = (c.tile_m, c.tile_n, c.tile_k, c.group, c.latency, int(bias is not None))
     args = (x, x_scale, w, scale.reshape(1, -1), x_scale if bias is None else bias, output, *more, *constants)
-    args += int(c.persistent), int(launcher.pdl)
-    launcher(with_hints(kernel, **c.hints), (c.blocks(x, w, launcher.processors), 1, 1), args)
+    args += int(c.loops(launcher)), int(launcher.pdl)
+    launcher(with_hints(kernel, **c.hints), (c.blocks(x, w, launcher), 1, 1), args)
 
 
 Specs = tuple[ArraySpec, ArraySpec, ArraySpec, ArraySpec]  # digits, their scales, weights, their scales

@@ -15,7 +15,7 @@ from kernels.linear_prefill import (
     linear_prefill_swiglu,
     linear_prefill_xielu,
 )
-from kernels.specs import ArraySpec
+from kernels.specs import ArraySpec, RecordingLauncher
 from tests.reference import linear_prefill as reference
 from tests.reference.random_arrays import normal
 from tests.reference.tolerance import assert_close
@@ -113,11 +113,13 @@ def test_blocks_of_a_launch() -> None:
     x, w = ArraySpec((2048, 64), "bfloat16"), ArraySpec((24576, 64), "bfloat16")
     tiles = LinearPrefillConfig(tile_m=128, tile_n=256)
     loops = replace(tiles, persistent=True)
-    assert tiles.blocks(x, w, 132) == 1536
-    assert loops.blocks(x, w, 132) == 128
-    assert loops.blocks(x, w, 114) == 110
-    assert replace(loops, occupancy=2).blocks(x, w, 132) == 256
-    assert loops.blocks(x, ArraySpec((256, 64), "bfloat16"), 132) == 16
+    launcher, fewer = (RecordingLauncher("sm_90", pdl=True, processors=n) for n in (132, 114))
+    assert tiles.blocks(x, w, launcher) == 1536
+    assert loops.blocks(x, w, launcher) == 128
+    assert loops.blocks(x, w, launcher.with_pdl(False)) == 1536
+    assert loops.blocks(x, w, fewer) == 110
+    assert replace(loops, occupancy=2).blocks(x, w, launcher) == 256
+    assert loops.blocks(x, ArraySpec((256, 64), "bfloat16"), launcher) == 16
 
 
 @pytest.mark.gpu
