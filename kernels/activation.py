@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import cuda.tile as ct
 
 from kernels.launch import check_array
-from kernels.notation import HALF, ZERO, Bool, Int
+from kernels.notation import HALF, LOG2E, ZERO, Bool, Int
 from kernels.specs import ArraySpec
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 BETA = 0.5
 EPSILON = -1e-6
-LOG2E = 1.4426950408889634
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
-from kernels.int8_rows import ROUND, ROUND_BITS
+from kernels.int8_rows import from_int8
 from kernels.int8_scales import check_int8
 from kernels.launch import check_array
 from kernels.linear import plain_tile
@@ -56,7 +56,7 @@ def dequantise_kernel(w, scale, out, R: Int, N: Int, G: Int, EVEN: Bool, EARLY: 
     if PDL and not EARLY:
         ct.grid_dependency_control_wait()
     for j in ct.static_iter(range(N)):
-        wide = ((ct.bitcast(tiles[j].astype(ct.int32) + ROUND_BITS, ct.float32) - ROUND) * scales[j]).astype(out.dtype)
+        wide = from_int8(tiles[j], scales[j], out.dtype)
         ct.store(out, index=(i * N + j, 0), tile=wide, allow_tma=False, check_bounds=not EVEN)
     if PDL and EARLY:  # noqa: SIM102 - the constants choose the code, the block's number is a value
         if i == 0:

@@ -17,6 +17,11 @@ def nearest(x):
     return ct.bitcast(x + ROUND, ct.int32) - ROUND_BITS
 
 
+def from_int8(q, scale, dtype):
+    """scale · q in `dtype`, one rounding. int8 to float by its bits: q + 1.5 · 2²³ is a float whose low bits are q."""
+    return ((ct.bitcast(q.astype(ct.int32) + ROUND_BITS, ct.float32) - ROUND) * scale).astype(dtype)
+
+
 def largest_and_sum(top, total, other_top, other_total):
     """For one `ct.reduce` of (largest number, sum)."""
     return ct.maximum(top, other_top), total + other_total

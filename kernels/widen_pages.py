@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
-from kernels.int8_rows import ROUND, ROUND_BITS
+from kernels.int8_rows import from_int8
 from kernels.launch import check_array
 from kernels.notation import HALF, PAGE, Bool, Int
 from kernels.paged_cache import check_pools, pool_specs, scale_specs
@@ -31,11 +31,6 @@ MOST_PAGES = 64  # blocks along the sequence, each of which takes every so many 
 
 def loaded(array, index, R: Int, C: Int):
     return ct.load(array, index=index, shape=(R, C), allow_tma=False, check_bounds=False)
-
-
-def widened(q, scale, dtype):
-    """scale · q in `dtype`. int8 to float by its bits: q + 1.5 · 2²³ is a float whose low bits are q."""
-    return ((ct.bitcast(q.astype(ct.int32) + ROUND_BITS, ct.float32) - ROUND) * scale).astype(dtype)
 
 
 @ct.kernel
@@ -66,14 +61,14 @@ def widen_pages_kernel(
             keys = tuple(loaded(k_pool, (old + i, 0), R, D) for i in ct.static_iter(range(N)))
             ks = tuple(loaded(k_scales, (old + i, 0), R, 1) for i in ct.static_iter(range(N)))
             for i in ct.static_iter(range(N)):
-                k = widened(keys[i], ks[i], k_out.dtype)
+                k = from_int8(keys[i], ks[i], k_out.dtype)
                 ct.store(k_out, index=(new + i, 0), tile=k, allow_tma=False, check_bounds=False)
         else:
             old, new = (row * parts + part - parts) * N, (into * parts + part - parts) * N
             values = tuple(loaded(v_pool, (old + i, 0), R * D // PAGE, PAGE) for i in ct.static_iter(range(N)))
             vs = loaded(v_scales, (row, 0), 1, PAGE)
             for i in ct.static_iter(range(N)):
-                v = widened(values[i], vs, v_out.dtype)
+                v = from_int8(values[i], vs, v_out.dtype)
                 ct.store(v_out, index=(new + i, 0), tile=v, allow_tma=False, check_bounds=False)
 
 

@@ -34,7 +34,7 @@ from tests.bench.timing import Report
 from tileinfer_core.backends.cuda import ops
 from tileinfer_core.backends.cuda.census_steps import Step
 from tileinfer_core.backends.cuda.census_times import prepare
-from tileinfer_core.backends.cuda.gpu import GpuDevice
+from tileinfer_core.backends.cuda.gpu import GpuDevice, elapsed_us
 from tileinfer_core.backends.cuda.load import empty_runner
 from tileinfer_core.backends.cuda.loader import random_weights
 from tileinfer_core.bench import BenchOptions
@@ -221,17 +221,8 @@ def microseconds(device: Any, works: Sequence[Sequence[Recorded]]) -> list[float
     for work in works:
         device.run(work)  # loads every kernel
         graphs.append(device.record(work))
-    rounds = [[_replay(device, graph) for graph in graphs] for _ in range(WARMUP + ROUNDS)]
+    rounds = [[elapsed_us(device.stream, graph.launch) for graph in graphs] for _ in range(WARMUP + ROUNDS)]
     return [statistics.median(times) for times in zip(*rounds[WARMUP:], strict=True)]
-
-
-def _replay(device: Any, graph: Any) -> float:
-    start, stop = cupy.cuda.Event(), cupy.cuda.Event()
-    start.record(device.stream)
-    graph.launch()
-    stop.record(device.stream)
-    stop.synchronize()
-    return float(cupy.cuda.get_elapsed_time(start, stop)) * 1e3
 
 
 def time_layers(half: Chunk, int8: Chunk, tokens: int, variants: Sequence[Variant]) -> None:
