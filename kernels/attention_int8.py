@@ -135,10 +135,7 @@ def new_token_int8(
     x0, x1 = head_halves(q, h, COLUMNS, D)
     a, b, q_squares = unnormed(x0, x1, g0, g1, c, s, D)
     ka, kb, k_squares = unnormed(half_row(k, h, 0, D), half_row(k, h, 1, D), k0, k1, c, s, D)
-    va, vb = (
-        half_row(v, h, 0, D).astype(ct.float32),
-        half_row(v, h, 1, D).astype(ct.float32),
-    )
+    va, vb = half_row(v, h, 0, D).astype(ct.float32), half_row(v, h, 1, D).astype(ct.float32)
     k_top, v_top, k_squares = ct.reduce(
         (ct.maximum(ct.abs(ka), ct.abs(kb)), ct.maximum(ct.abs(va), ct.abs(vb)), k_squares),
         1, two_largest_and_sum, (0.0, 0.0, 0.0), keepdims=True,

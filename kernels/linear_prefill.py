@@ -75,6 +75,16 @@ def tile_counts(x, w, TILE_M: Int, TILE_N: Int, TILE_K: Int):
     return ct.num_tiles(x, axis=0, shape=(TILE_M, TILE_K)), ct.num_tiles(w, axis=0, shape=(TILE_N, TILE_K))
 
 
+def each_tile(body, arrays, counts, constants, LOOP: Int):
+    """`body(i, *arrays, constants)` for this block's tile i of the result, or for several of them."""
+    if LOOP:
+        rows, columns = counts
+        for i in range(ct.bid(0), rows * columns, ct.num_blocks(0)):
+            body(i, *arrays, constants)
+    else:
+        body(ct.bid(0), *arrays, constants)
+
+
 def result_tile(i, rows, columns, GROUP: Int):
     """(m, n) of tile i: column tiles outermost in groups of GROUP row tiles, rows fastest."""
     group = i // (GROUP * columns)
@@ -140,12 +150,7 @@ def linear_prefill_kernel(
         ct.grid_dependency_control_launch_dependents()
         ct.grid_dependency_control_wait()
     constants = (TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
-    if LOOP:
-        rows, columns = tile_counts(x, w, TILE_M, TILE_N, TILE_K)
-        for i in range(ct.bid(0), rows * columns, ct.num_blocks(0)):
-            plain_tile(i, x, w, bias, y, constants)
-    else:
-        plain_tile(ct.bid(0), x, w, bias, y, constants)
+    each_tile(plain_tile, (x, w, bias, y), tile_counts(x, w, TILE_M, TILE_N, TILE_K), constants, LOOP)
 
 
 def residual_tile(i, x, w, bias, residual, constants):
@@ -172,12 +177,7 @@ def linear_prefill_residual_kernel(
         ct.grid_dependency_control_launch_dependents()
         ct.grid_dependency_control_wait()
     constants = (TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
-    if LOOP:
-        rows, columns = tile_counts(x, w, TILE_M, TILE_N, TILE_K)
-        for i in range(ct.bid(0), rows * columns, ct.num_blocks(0)):
-            residual_tile(i, x, w, bias, residual, constants)
-    else:
-        residual_tile(ct.bid(0), x, w, bias, residual, constants)
+    each_tile(residual_tile, (x, w, bias, residual), tile_counts(x, w, TILE_M, TILE_N, TILE_K), constants, LOOP)
 
 
 def swiglu_tile(i, x, w, bias, y, constants):
@@ -201,12 +201,7 @@ def linear_prefill_swiglu_kernel(
         ct.grid_dependency_control_launch_dependents()
         ct.grid_dependency_control_wait()
     constants = (TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
-    if LOOP:
-        rows, columns = tile_counts(x, w, TILE_M, TILE_N, TILE_K)
-        for i in range(ct.bid(0), rows * columns, ct.num_blocks(0)):
-            swiglu_tile(i, x, w, bias, y, constants)
-    else:
-        swiglu_tile(ct.bid(0), x, w, bias, y, constants)
+    each_tile(swiglu_tile, (x, w, bias, y), tile_counts(x, w, TILE_M, TILE_N, TILE_K), constants, LOOP)
 
 
 def split_swiglu_tile(i, x, w, bias, y, constants):
@@ -244,12 +239,7 @@ def linear_prefill_split_swiglu_kernel(
         ct.grid_dependency_control_launch_dependents()
         ct.grid_dependency_control_wait()
     constants = (TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
-    if LOOP:
-        rows, columns = tile_counts(x, w, TILE_M, TILE_N, TILE_K)
-        for i in range(ct.bid(0), rows * columns, ct.num_blocks(0)):
-            split_swiglu_tile(i, x, w, bias, y, constants)
-    else:
-        split_swiglu_tile(ct.bid(0), x, w, bias, y, constants)
+    each_tile(split_swiglu_tile, (x, w, bias, y), tile_counts(x, w, TILE_M, TILE_N, TILE_K), constants, LOOP)
 
 
 def xielu_tile(i, x, w, bias, alphas, y, constants):
@@ -276,12 +266,7 @@ def linear_prefill_xielu_kernel(
         ct.grid_dependency_control_launch_dependents()
         ct.grid_dependency_control_wait()
     constants = (TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
-    if LOOP:
-        rows, columns = tile_counts(x, w, TILE_M, TILE_N, TILE_K)
-        for i in range(ct.bid(0), rows * columns, ct.num_blocks(0)):
-            xielu_tile(i, x, w, bias, alphas, y, constants)
-    else:
-        xielu_tile(ct.bid(0), x, w, bias, alphas, y, constants)
+    each_tile(xielu_tile, (x, w, bias, alphas, y), tile_counts(x, w, TILE_M, TILE_N, TILE_K), constants, LOOP)
 
 
 def linear_prefill(

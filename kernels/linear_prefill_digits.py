@@ -27,7 +27,15 @@ from kernels.digits import TOGETHER
 from kernels.int8_digits import MAX_COLUMNS
 from kernels.int8_scales import check_int8
 from kernels.launch import check_array, with_hints
-from kernels.linear_prefill import LinearPrefillConfig, load_w, load_x, pairs_swiglu, result_tile, tile_counts
+from kernels.linear_prefill import (
+    LinearPrefillConfig,
+    each_tile,
+    load_w,
+    load_x,
+    pairs_swiglu,
+    result_tile,
+    tile_counts,
+)
 from kernels.notation import HALF, ZERO, Int
 from kernels.specs import ArraySpec
 
@@ -79,12 +87,7 @@ def linear_prefill_digits_kernel(
         ct.grid_dependency_control_wait()
         ct.grid_dependency_control_launch_dependents()
     constants = (TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
-    if LOOP:
-        rows, columns = tile_counts(x, w, TILE_M, TILE_N, TILE_K)
-        for i in range(ct.bid(0), rows * columns, ct.num_blocks(0)):
-            plain_tile(i, x, x_scale, w, scale, bias, y, constants)
-    else:
-        plain_tile(ct.bid(0), x, x_scale, w, scale, bias, y, constants)
+    each_tile(plain_tile, (x, x_scale, w, scale, bias, y), tile_counts(x, w, TILE_M, TILE_N, TILE_K), constants, LOOP)
 
 
 def residual_tile(i, x, x_scale, w, scale, bias, residual, constants):
@@ -107,12 +110,13 @@ def linear_prefill_digits_residual_kernel(
         ct.grid_dependency_control_wait()
         ct.grid_dependency_control_launch_dependents()
     constants = (TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
-    if LOOP:
-        rows, columns = tile_counts(x, w, TILE_M, TILE_N, TILE_K)
-        for i in range(ct.bid(0), rows * columns, ct.num_blocks(0)):
-            residual_tile(i, x, x_scale, w, scale, bias, residual, constants)
-    else:
-        residual_tile(ct.bid(0), x, x_scale, w, scale, bias, residual, constants)
+    each_tile(
+        residual_tile,
+        (x, x_scale, w, scale, bias, residual),
+        tile_counts(x, w, TILE_M, TILE_N, TILE_K),
+        constants,
+        LOOP,
+    )
 
 
 def swiglu_tile(i, x, x_scale, w, scale, bias, y, constants):
@@ -134,12 +138,7 @@ def linear_prefill_digits_swiglu_kernel(
         ct.grid_dependency_control_wait()
         ct.grid_dependency_control_launch_dependents()
     constants = (TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
-    if LOOP:
-        rows, columns = tile_counts(x, w, TILE_M, TILE_N, TILE_K)
-        for i in range(ct.bid(0), rows * columns, ct.num_blocks(0)):
-            swiglu_tile(i, x, x_scale, w, scale, bias, y, constants)
-    else:
-        swiglu_tile(ct.bid(0), x, x_scale, w, scale, bias, y, constants)
+    each_tile(swiglu_tile, (x, x_scale, w, scale, bias, y), tile_counts(x, w, TILE_M, TILE_N, TILE_K), constants, LOOP)
 
 
 def xielu_tile(i, x, x_scale, w, scale, bias, alphas, y, constants):
@@ -163,12 +162,9 @@ def linear_prefill_digits_xielu_kernel(
         ct.grid_dependency_control_wait()
         ct.grid_dependency_control_launch_dependents()
     constants = (TILE_M, TILE_N, TILE_K, GROUP, LATENCY, BIAS)
-    if LOOP:
-        rows, columns = tile_counts(x, w, TILE_M, TILE_N, TILE_K)
-        for i in range(ct.bid(0), rows * columns, ct.num_blocks(0)):
-            xielu_tile(i, x, x_scale, w, scale, bias, alphas, y, constants)
-    else:
-        xielu_tile(ct.bid(0), x, x_scale, w, scale, bias, alphas, y, constants)
+    each_tile(
+        xielu_tile, (x, x_scale, w, scale, bias, alphas, y), tile_counts(x, w, TILE_M, TILE_N, TILE_K), constants, LOOP
+    )
 
 
 def linear_prefill_digits(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
+from kernels.attention_int8 import page_tile
 from kernels.int8_rows import from_int8
 from kernels.launch import check_array
 from kernels.notation import HALF, PAGE, Bool, Int
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
 TILE = 1024  # numbers: 8 bytes a thread, whose half precision is the 16 bytes that it stores; nothing changes threads
 TILES = 4  # of a block: with more, a short prompt leaves multiprocessors idle
 MOST_PAGES = 64  # blocks along the sequence, each of which takes every so many pages
-
-
-def loaded(array, index, R: Int, C: Int):
-    return ct.load(array, index=index, shape=(R, C), allow_tma=False, check_bounds=False)
 
 
 @ct.kernel
@@ -58,15 +55,15 @@ def widen_pages_kernel(
         into = page * HKV + h
         if part < parts:
             old, new = (row * parts + part) * N, (into * parts + part) * N
-            keys = tuple(loaded(k_pool, (old + i, 0), R, D) for i in ct.static_iter(range(N)))
-            ks = tuple(loaded(k_scales, (old + i, 0), R, 1) for i in ct.static_iter(range(N)))
+            keys = tuple(page_tile(k_pool, old + i, R, D) for i in ct.static_iter(range(N)))
+            ks = tuple(page_tile(k_scales, old + i, R, 1) for i in ct.static_iter(range(N)))
             for i in ct.static_iter(range(N)):
                 k = from_int8(keys[i], ks[i], k_out.dtype)
                 ct.store(k_out, index=(new + i, 0), tile=k, allow_tma=False, check_bounds=False)
         else:
             old, new = (row * parts + part - parts) * N, (into * parts + part - parts) * N
-            values = tuple(loaded(v_pool, (old + i, 0), R * D // PAGE, PAGE) for i in ct.static_iter(range(N)))
-            vs = loaded(v_scales, (row, 0), 1, PAGE)
+            values = tuple(page_tile(v_pool, old + i, R * D // PAGE, PAGE) for i in ct.static_iter(range(N)))
+            vs = page_tile(v_scales, row, 1, PAGE)
             for i in ct.static_iter(range(N)):
                 v = from_int8(values[i], vs, v_out.dtype)
                 ct.store(v_out, index=(new + i, 0), tile=v, allow_tma=False, check_bounds=False)

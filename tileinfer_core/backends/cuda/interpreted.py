@@ -56,11 +56,11 @@ class InterpretedDevice:
     ) -> None:
         self.arch = arch
         self.pdl = pdl
-        self.processors = 3
         self.recorded = 0
         self.replays = 0
         self.compiled: list[str] = []
         self._launcher = InterpreterLauncher(arch, pdl=pdl, shuffle_seed=shuffle_seed)
+        self.processors = self._launcher.processors
         self._total = memory_bytes
         self._used = 0
 
