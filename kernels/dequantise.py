@@ -1,8 +1,9 @@
-"""INT8 weights with a scale for each group of columns as half precision, into a scratch array.
+"""INT8 weights as half precision: copies that stay, made when a model is loaded, or a scratch array for each chunk.
 
-Prefill multiplies such weights in half precision: widening the int32 sums of every group costs more than the product,
-and widening the bytes inside the product 1.3 to 1.7 times it (docs/kernels.md), while this pass takes five bytes of
-traffic a weight, most of them within the L2. scale · w is rounded to half precision, a sixth of INT8's own error.
+Prefill multiplies weights with scales for groups in half precision: widening the int32 sums of every group costs more
+than the product, and widening the bytes inside the product 1.3 to 1.7 times it (docs/kernels.md), while this pass takes
+five bytes of traffic a weight, most of them within the L2. scale · w is rounded to half precision, a sixth of INT8's
+own error.
 
 Nothing here depends on the tokens. Where the launch before is one that starts its dependents only once it has waited
 itself, all launches before that one have ended, and with `early` this one stores while that one still runs: in the SMs
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from kernels.launch import Launcher
     from kernels.shapes import ModelShape
 
-MOST = 16384  # columns of a group
 TILE = 1024  # weights: 8 bytes a thread, whose half precision is the 16 bytes that it stores; nothing changes threads
 
 
@@ -39,25 +39,25 @@ class DequantiseConfig:
 
 
 @ct.kernel
-def dequantise_kernel(w, scale, out, R: Int, N: Int, G: Int, EVEN: Bool, EARLY: Bool, PDL: Bool):
+def dequantise_kernel(w, scale, out, R: Int, N: Int, C: Int, EVEN: Bool, EARLY: Bool, PDL: Bool):
     """out[g, k] = scale[g] · w[g, k].
 
     w [groups, G] int8, scale [groups, 1] float32, out [groups, G] half: a group is a row, so that a row of a tile has
-    one scale. Grid: blocks of N tiles of R groups; EVEN: they fill the last tile, else zeros in, nothing out past the
-    end. float32, one rounding at the store.
+    one scale. Grid: blocks of N tiles of R groups, and G / C pieces of C columns; EVEN: the groups fill the last tile,
+    else zeros in, nothing out past the end. float32, one rounding at the store.
     With EARLY only the first block waits: a grid ends with its last block, so the next launch, which waits for this
     one, finds the one before ended too.
     """
-    i = ct.bid(0)
+    i, piece = ct.bid(0), ct.bid(1)
     if PDL:
         ct.grid_dependency_control_launch_dependents()
-    tiles = tuple(plain_tile(w, (i * N + j, 0), (R, G), EVEN) for j in ct.static_iter(range(N)))
+    tiles = tuple(plain_tile(w, (i * N + j, piece), (R, C), EVEN) for j in ct.static_iter(range(N)))
     scales = tuple(plain_tile(scale, (i * N + j, 0), (R, 1), EVEN) for j in ct.static_iter(range(N)))
     if PDL and not EARLY:
         ct.grid_dependency_control_wait()
     for j in ct.static_iter(range(N)):
         wide = from_int8(tiles[j], scales[j], out.dtype)
-        ct.store(out, index=(i * N + j, 0), tile=wide, allow_tma=False, check_bounds=not EVEN)
+        ct.store(out, index=(i * N + j, piece), tile=wide, allow_tma=False, check_bounds=not EVEN)
     if PDL and EARLY:  # noqa: SIM102 - the constants choose the code, the block's number is a value
         if i == 0:
             ct.grid_dependency_control_wait()
@@ -75,20 +75,23 @@ def dequantise(
         ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernel reads.
     """
     op, config = "dequantise", config or DequantiseConfig()
-    n, k, group = check_int8(op, w, scale)
-    if group is None or group > MOST:
-        raise ValueError(f"{op}: {int(scale.shape[1])} scales for {k} columns, expected one for at most {MOST}")
+    n, k, found = check_int8(op, w, scale)
     check_array(f"{op}: out", out, (n, k), *HALF, align=16)
-    groups, rows = n * k // group, max(1, TILE // group)
+    group = found or k
+    columns = min(TILE, group & -group)  # a power of two that divides it
+    groups, rows = n * k // group, TILE // columns
     count = -(-groups // rows)
-    tiles = min(max(1, config.weights // (rows * group)), count & -count)  # whole blocks of tiles
+    tiles = min(max(1, config.weights // TILE), count & -count)  # whole blocks of tiles
     arrays = w.reshape(groups, group), scale.reshape(groups, 1), out.reshape(groups, group)
-    constants = (rows, tiles, group, groups % rows == 0, early and launcher.pdl, launcher.pdl)
-    launcher(dequantise_kernel, (count // tiles, 1, 1), (*arrays, *constants))
+    constants = (rows, tiles, columns, groups % rows == 0, early and launcher.pdl, launcher.pdl)
+    launcher(dequantise_kernel, (count // tiles, group // columns, 1), (*arrays, *constants))
 
 
 def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
-    """The down product's weights in groups of 64 (of 32 or 16 where those do not divide)."""
+    """All products' weights by rows; down's in groups of 64 too (of 32 or 16 where those do not divide)."""
+    for product in ("qkv", "o", "up", "down"):
+        n, k = model.products[product]
+        dequantise(launcher, ArraySpec((n, k), "int8"), ArraySpec((n, 1), "float32"), ArraySpec((n, k), dtype))
     n, k = model.products["down"]
     group = next(size for size in (64, 32, 16) if k % size == 0)
     arrays = ArraySpec((n, k), "int8"), ArraySpec((n, k // group), "float32"), ArraySpec((n, k), dtype)

@@ -63,6 +63,7 @@ def engine_options(flags: ModelFlags, settings: Settings) -> EngineOptions:
         backend=flags.backend.value if flags.backend else settings.backend.value,
         context=flags.context if flags.context is not None else settings.context.value,
         kv=flags.kv.value if flags.kv else settings.kv.value,
+        half_copies=flags.half_copies if flags.half_copies is not None else settings.half_copies.value,
     )
 
 
@@ -117,6 +118,7 @@ def load_for_bench(
             backend=options.backend,
             context=options.context,
             kv=options.kv,
+            half_copies=options.half_copies,
             noise=noise,
             shape=shape,
             on_progress=progress,

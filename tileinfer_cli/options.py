@@ -90,6 +90,14 @@ KvOption = Annotated[
         rich_help_panel=_MODEL,
     ),
 ]
+HalfCopiesFlag = Annotated[
+    bool | None,
+    typer.Option(
+        "--half-copies/--no-half-copies",
+        help="On a GPU, INT8 weights in half precision too, in memory that is left over: prompts are faster.",
+        rich_help_panel=_MODEL,
+    ),
+]
 QuantizeOption = Annotated[
     WeightFormat | None,
     typer.Option("--quantize", help="Then make an INT8 model of it, MODEL-int8.", rich_help_panel=_QUANTIZE),
@@ -165,6 +173,7 @@ class ModelFlags(CompilerFlags):
     backend: BackendOption = None
     context: ContextOption = None
     kv: KvOption = None
+    half_copies: HalfCopiesFlag = None
 
 
 @dataclass(frozen=True)

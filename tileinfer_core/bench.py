@@ -101,6 +101,7 @@ class BenchReport:
     compile_s: float
     first_token_s: Spread  # of a prompt of FIRST_TOKEN_PROMPT tokens, everything warm
     weight_bytes: int
+    copy_bytes: int  # INT8 weights in half precision, besides
     ceilings: Ceilings
     prefill: tuple[PrefillResult, ...]
     decode: tuple[DecodeResult, ...]
@@ -138,6 +139,7 @@ def load_for_bench(
     noise: bool,
     shape: ModelConfig | None = None,
     kv: str | None = None,
+    half_copies: bool = True,
     on_progress: OnProgress = silent,
 ) -> Loaded:
     """A model's folder; with `noise` a config.json (or a folder with one) whose weights are made up.
@@ -159,7 +161,16 @@ def load_for_bench(
         files = WeightFiles.open(path)
         model, warnings = define_from_files(config, files)
     kv = kv or config.kv or "bf16"
-    runner = load_runner(choice, model, files, context=context, prefill_chunk=None, kv=kv, on_progress=on_progress)
+    runner = load_runner(
+        choice,
+        model,
+        files,
+        context=context,
+        prefill_chunk=None,
+        kv=kv,
+        half_copies=half_copies,
+        on_progress=on_progress,
+    )
     return Loaded(runner, model, choice, time.perf_counter() - start, warnings)
 
 
@@ -190,6 +201,7 @@ def run_bench(
         compile_s=runner.compile_s,
         first_token_s=first_token,
         weight_bytes=runner.weight_bytes,
+        copy_bytes=runner.copy_bytes,
         ceilings=ceilings,
         prefill=prefill,
         decode=decode,

@@ -41,12 +41,14 @@ class EngineOptions:
 
     `prefill_chunk` tokens of a prompt go in one step; None takes what the backend does best. `kv` "int8" keeps keys and
     values in INT8, one scale for each token and head; "bf16" as the model has them; None leaves it to the folder.
+    `half_copies`: on a GPU, INT8 weights in half precision too, for prompts, in memory that nothing else needs.
     """
 
     backend: str = "auto"
     context: int | None = None
     prefill_chunk: int | None = None
     kv: str | None = None
+    half_copies: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ class Engine:
             context=options.context,
             prefill_chunk=options.prefill_chunk,
             kv=options.kv or config.kv or "bf16",
+            half_copies=options.half_copies,
         )
         try:
             with _short_turns():  # on the CPU, threads are reading the weights

@@ -45,6 +45,7 @@ _TOP_TYPES: Mapping[str, type] = MappingProxyType(
         "backend": str,
         "context": int,
         "kv": str,
+        "half_copies": bool,
         "max_tokens": int,
         "system": str,
         "models_dir": str,
@@ -80,6 +81,7 @@ class Settings:
     backend: Setting[str]
     context: Setting[int | None]
     kv: Setting[str | None]  # one of KV_FORMATS
+    half_copies: Setting[bool]  # INT8 weights in half precision too, where a GPU has memory to spare
     max_tokens: Setting[int | None]
     system: Setting[str | None]
     models_dir: Setting[Path]
@@ -180,6 +182,7 @@ def _merge(environ: Mapping[str, str], path: Path, table: dict[str, Any]) -> Set
         backend=backend,
         context=_positive(pick("context", None, None), "context"),
         kv=kv,
+        half_copies=pick("half_copies", None, True),
         max_tokens=_positive(pick("max_tokens", None, None), "max_tokens"),
         system=pick("system", None, None),
         models_dir=_folder(pick("models_dir", "TILEINFER_HOME", models_dir), environ),

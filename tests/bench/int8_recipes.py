@@ -18,6 +18,7 @@ import numpy as np
 from tileinfer_core.backends.numpy_backend import NumpyRunner, through_int8
 from tileinfer_core.compensate import compensation, round_compensated
 from tileinfer_core.config import ModelConfig
+from tileinfer_core.dtypes import BFLOAT16
 from tileinfer_core.int8 import from_int8, scales_of, to_int8
 from tileinfer_core.models.define import define_from_files
 from tileinfer_core.progress import silent
@@ -141,6 +142,11 @@ def decode_digits(x: np.ndarray) -> np.ndarray:
     return (np.rint(x / scale) * scale).astype(np.float32)
 
 
+def half(x: np.ndarray) -> np.ndarray:
+    """What is left of `x` in BF16."""
+    return x.astype(BFLOAT16).astype(np.float32)
+
+
 def sweep(bench: Bench, only: str, calibration_tokens: int) -> None:
     def rows(name):
         return None
@@ -194,8 +200,12 @@ def sweep(bench: Bench, only: str, calibration_tokens: int) -> None:
 
 
 def activations(bench: Bench) -> None:
-    """On top of the default recipe: digits for the activations, and INT8 keys and values."""
-    bench.quantise(lambda name: 64 if name in ("head", "embedding") or name.endswith("down") else None)
+    """On top of the default recipe: digits or BF16 for the activations, weights in BF16, INT8 keys and values."""
+
+    def default(name):
+        return 64 if name in ("head", "embedding") or name.endswith("down") else None
+
+    bench.quantise(default)
     ops, linear = bench.runner._ops, bench.runner._ops.linear
     bench.base = list(bench.log_probabilities())
     bench.base_nll = bench.nll(bench.base)
@@ -206,7 +216,15 @@ def activations(bench: Bench) -> None:
         bench.measure(f"activations in {number} digit{'s' * (number > 1)}", None)
     ops.linear = lambda x, weight, bias: linear(decode_digits(x), weight, bias)
     bench.measure("activations in two digits by a power of two", None)
+    ops.linear = lambda x, weight, bias: linear(half(x), weight, bias)
+    bench.measure("activations in BF16", None)
+    for name, array in bench.weights.items():
+        if name not in ("head", "embedding"):
+            np.copyto(array, half(array))
+    bench.measure("activations and layers' weights in BF16", None)
     del ops.linear
+    bench.measure("layers' weights in BF16", None)
+    bench.quantise(default)
     ops._rounded_kv = True
     bench.measure("INT8 keys and values", None)
     write_kv = ops.write_kv
@@ -226,7 +244,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--calibration-tokens", type=int, default=4096)
     parser.add_argument("--only", default="", help="recipes whose name has this")
-    parser.add_argument("--activations", action="store_true", help="digits and INT8 KV in place of recipes")
+    parser.add_argument("--activations", action="store_true", help="digits, BF16 and INT8 KV in place of recipes")
     given = parser.parse_args()
     bench = Bench(given.folder, given.text, given.calibrate, given.tokens)
     print(f"{given.folder}: {len(bench.ids) - 1} tokens, perplexity {np.exp(bench.base_nll):.4f}\n")

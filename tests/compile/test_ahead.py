@@ -66,9 +66,9 @@ def model_folder(folder: Path, *, int8: bool) -> Path:
     return write_checkpoint(folder, config, arrays, dtype="BF16")
 
 
-@pytest.mark.parametrize("int8", [False, True], ids=["bf16", "int8"])
+@pytest.mark.parametrize(("int8", "half_copies"), [(False, True), (True, True), (True, False)])
 def test_the_engine_starts_without_compiling(
-    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, int8: bool
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, int8: bool, half_copies: bool
 ) -> None:
     """One real cubin stands for all, for their code does not matter here; the matrix makes their Tile IR."""
     files = WeightFiles.open(model_folder(tmp_path / "model", int8=int8))
@@ -90,8 +90,11 @@ def test_the_engine_starts_without_compiling(
 
     monkeypatch.setattr(compiler, "_job", lambda record, _arch: pytest.fail(f"Tile IR was made for {record.name}"))
     device = ZeroedDevice("sm_90")
-    runner = load.load_runner(model, files, device, context=4096, on_progress=silent, prefill_chunk=2048)
+    runner = load.load_runner(
+        model, files, device, context=4096, on_progress=silent, prefill_chunk=2048, half_copies=half_copies
+    )
     assert runner.compile_s == 0
+    assert (runner.copy_bytes > 0) == (int8 and half_copies)
     assert len(runs) == len(ahead)
     assert len(entries(own_cache)) == 2 * len(ahead)
 

@@ -37,6 +37,7 @@ def test_json_has_every_figure_with_its_ceiling(tileinfer: Callable[..., Any], c
     rate = decode["bytes_per_token"] * decode["tok_s"]["median"]
     assert decode["share_of_copy"] == pytest.approx(rate / document["ceilings"]["copy"])
     # every weight but no untied embedding, and 18 tokens of keys and values
+    assert document["copy_bytes"] == 0
     assert decode["bytes_per_token"] == document["weight_bytes"] + 18 * 2 * 4 * 3 * 2 * 32
 
 

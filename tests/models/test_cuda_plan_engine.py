@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.checkpoints import int8_tensors, packed, quantization_config, write_checkpoint
+from tests.int8_oracle import dequantise
 from tests.reference import tiny_models
 from tests.reference.tiny_models import VARIANTS
 from tileinfer_core.backends.cuda import load, loader
@@ -57,8 +58,9 @@ class Pair:
     """
 
     def __init__(
-        self, folder, name, *, dtype="BF16", int8=(), kept=(), pack=False, kv="bf16", context=256, chunk=128, **device
-    ):
+        self, folder, name, *, dtype="BF16", int8=(), kept=(), pack=False, kv="bf16", context=256, chunk=128,
+        half_copies=True, **device,
+    ):  # fmt: skip
         config = MODELS[name]
         arrays = {t: tiny_models._values(f"{name}/{t}", shape) for t, shape in tiny_models.shapes(config).items()}
         if int8:
@@ -80,8 +82,9 @@ class Pair:
         self.numpy = NumpyRunner.load(self.model, files, silent, kv=kv)
         self.device = InterpretedDevice(**device)
         self.cuda = load.load_runner(
-            self.model, files, self.device, context=context, on_progress=silent, prefill_chunk=chunk, kv=kv
-        )
+            self.model, files, self.device, context=context, on_progress=silent, prefill_chunk=chunk, kv=kv,
+            half_copies=half_copies,
+        )  # fmt: skip
         self.tolerance = TOLERANCE[dtype]
 
     def ids(self, count, salt=0):
@@ -172,15 +175,63 @@ INT8 += [("apertus", "F16", (None, 16)), ("apertus", "BF16", (16, None))]
 INT8 += [("qwen3", "BF16", (None, 32, 32)), ("apertus", "F16", (None, 16, 32))]
 
 
+def products_of(p, rows):
+    """How a chunk's products go, and what is widened for them."""
+    names = [record.name for record in p.cuda.plans.prefill(rows)]
+    in_digits = sum(name.startswith("linear_prefill_digits") for name in names)
+    return (
+        in_digits,
+        len([name for name in names if name.startswith("linear_prefill")]),
+        names.count("dequantise_kernel"),
+    )
+
+
+@pytest.mark.parametrize("half_copies", [False, True], ids=["stored", "copies"])
 @pytest.mark.parametrize(("name", "dtype", "int8"), INT8)
-def test_int8_logits_and_greedy_tokens_equal_numpys(pair, name, dtype, int8):
-    p = pair(name, dtype=dtype, int8=int8)
+def test_int8_logits_and_greedy_tokens_equal_numpys(pair, name, dtype, int8, half_copies):
+    p = pair(name, dtype=dtype, int8=int8, half_copies=half_copies)
+    grouped = any((int8[0], *int8[2:]))  # the others go by digits, in chunks of 128
+    assert (p.cuda.copy_bytes > 0) == (half_copies and grouped)
     prompt = p.ids(61)
     cache = p.cuda.new_cache(256)
     logits = p.cuda.logits(cache, prompt)
     np.testing.assert_allclose(logits, p.logits_after(prompt), rtol=0, atol=p.tolerance)
     sampled = decode(p.cuda, cache, GREEDY, 61, 8)  # position 64 opens the second page
     assert_greedy_follows(p, prompt, sampled)
+
+
+def test_short_chunks_go_by_digits_and_long_ones_by_copies(pair):
+    """But for weights in groups, which would have to be widened."""
+    p = pair("qwen3", int8=(None, 32, 32), chunk=256)
+    layers = p.model.config.num_hidden_layers
+    assert products_of(p, 128) == (3 * layers, 4 * layers, 0)
+    assert products_of(p, 192) == (0, 4 * layers, 0)
+    ids = p.ids(190)
+    logits = p.cuda.logits(p.cuda.new_cache(256), ids)
+    np.testing.assert_allclose(logits, p.logits_after(ids), rtol=0, atol=p.tolerance)
+    stored = pair("qwen3", int8=(None, 32, 32), chunk=256, half_copies=False)
+    assert products_of(stored, 192)[:2] == (3 * layers, 4 * layers)
+    assert products_of(stored, 192)[2] > 0
+    assert (stored.cuda.memory.copied, stored.cuda.copy_bytes) == ((), 0)
+
+
+def test_copies_hold_what_int8_stands_for(pair):
+    p = pair("qwen3", int8=(None, 32, 32), chunk=256)
+    for weight in p.cuda.plans.products(0):
+        want = dequantise(weight.values, weight.scale).astype(weight.copy.dtype)
+        np.testing.assert_array_equal(weight.copy, want)
+    assert p.cuda.copy_bytes == sum(weight.copy.nbytes for weight in p.cuda.plans.products(0))
+
+
+def test_a_gpu_that_has_filled_up_meanwhile_does_without_copies(pair, monkeypatch):
+    def refuse(*_args):
+        raise OutOfMemoryError("another program has it")
+
+    monkeypatch.setattr(load, "allocate_copies", refuse)
+    p = pair("qwen3", int8=(None, 32, 32))
+    assert p.cuda.copy_bytes == 0
+    ids = p.ids(70)
+    np.testing.assert_allclose(p.cuda.logits(p.cuda.new_cache(256), ids), p.logits_after(ids), rtol=0, atol=p.tolerance)
 
 
 def test_packed_layers_and_head_with_an_embedding_in_half_precision(pair):

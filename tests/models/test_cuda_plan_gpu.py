@@ -27,6 +27,7 @@ GROUPS = {**ROWS, "re:.*down_proj": 32}  # as `quantize` makes them
 # of a logit, in float16, and where rounding to half precision decides how a key rounds in INT8; see
 # test_cuda_plan_engine.py
 TOLERANCE = {"half": 0.03, "int8 weights": 0.03, "int8 weights, groups in down": 0.03, "int8 weights and cache": 0.15}
+TOLERANCE |= {"int8 weights, groups in down, no copies": 0.03, "int8 weights, no copies": 0.03}
 
 
 @pytest.fixture(scope="module", params=list(TOLERANCE))
@@ -41,7 +42,9 @@ def runners(tmp_path_factory, request):
         arrays = int8_tensors(arrays, None, 32) | int8_tensors(grouped, 32, 32)
     files = WeightFiles.open(write_checkpoint(tmp_path_factory.mktemp("model"), config, arrays, dtype="F16"))
     model, _ = define_from_files(ModelConfig.load(files.folder), files)
-    cuda = load_runner(model, files, GpuDevice(), context=4096, on_progress=silent, kv=kv)
+    cuda = load_runner(
+        model, files, GpuDevice(), context=4096, on_progress=silent, kv=kv, half_copies="no" not in request.param
+    )
     yield cuda, NumpyRunner.load(model, files, silent, kv=kv), TOLERANCE[request.param]
     cuda.close()
 

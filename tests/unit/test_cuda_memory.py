@@ -6,10 +6,20 @@ import re
 
 import pytest
 
+from kernels import configs
 from tests.checkpoints import quantization_config
 from tests.reference.tiny_models import VARIANTS
 from tileinfer_core.backends.cuda.buffers import buffer_bytes, buffer_specs
-from tileinfer_core.backends.cuda.memory import kv_bytes_per_token, pages_for, plan_memory, weight_bytes
+from tileinfer_core.backends.cuda.memory import (
+    FREE_SHARE,
+    SPARE_SHARE,
+    kv_bytes_per_token,
+    pages_for,
+    plan_memory,
+    weight_bytes,
+)
+from tileinfer_core.backends.cuda.ops import COPIED, worth_a_copy
+from tileinfer_core.backends.cuda.warmup import PREFILL_ROWS
 from tileinfer_core.config import ModelConfig
 from tileinfer_core.errors import OutOfMemoryError
 from tileinfer_core.models.define import define_model
@@ -87,3 +97,73 @@ def test_an_int8_cache_counts_a_layers_keys_and_values_in_half_precision(context
     )
     layer = PER_TOKEN // MODEL.config.num_hidden_layers
     assert context * layer < wide - plain < (context + 18 * 64) * layer + 2048
+
+
+def int8_model(targets, **changes):
+    config = {**CONFIG, **changes, "quantization_config": quantization_config(targets)}
+    return define_model(ModelConfig.from_dict(config), tied=True)
+
+
+GROUPED = int8_model({"Linear": None, "Embedding": 16, "re:.*down_proj": 16})
+LAYERS, HIDDEN, INNER = CONFIG["num_hidden_layers"], CONFIG["hidden_size"], CONFIG["intermediate_size"]
+DOWN = 2 * LAYERS * HIDDEN * INNER  # bytes in half precision
+
+
+def with_copies(model, spare, products=COPIED, used=0):
+    """A plan that leaves `spare` bytes of a device on which other programs use `used`, with copies."""
+    at = {"asked": 640, "item": 2, "buffer_bytes": lambda _: BUFFERS, "headroom": 0}
+    free = plan_memory(model, free=1 << 40, **at).total + spare
+    return plan_memory(model, free=free, **at).with_copies(model, products, item=2, device_bytes=free + used)
+
+
+def test_copies_take_no_more_than_their_share_of_the_device():
+    found = with_copies(GROUPED, SPARE_SHARE * DOWN)
+    assert (found.copied, found.copy_bytes) == (("down_proj",), DOWN)
+    assert found.total == found.free - (SPARE_SHARE - 1) * DOWN
+    without = with_copies(GROUPED, SPARE_SHARE * DOWN - 1)
+    assert "down_proj" not in without.copied
+    assert without.copy_bytes < DOWN
+    assert with_copies(GROUPED, 0).copied == ()
+    assert with_copies(GROUPED, 0).total == with_copies(GROUPED, 0).free
+
+
+def test_other_programs_change_nothing_until_they_leave_little():
+    """What is copied decides how a prompt's sums round, and so what a seed gives."""
+    used = (SPARE_SHARE - FREE_SHARE) * DOWN
+    assert with_copies(GROUPED, FREE_SHARE * DOWN, used=used).copied == ("down_proj",)
+    assert "down_proj" not in with_copies(GROUPED, FREE_SHARE * DOWN - 1, used=1 << 30).copied
+
+
+def test_all_products_are_copied_where_there_is_room():
+    found = with_copies(GROUPED, 1 << 30)
+    matrices = sum(p.shape[0] * p.shape[1] for p in GROUPED.parameters if "proj.weight" in p.name and not p.is_scale)
+    assert found.copied == COPIED
+    assert found.copy_bytes == 2 * matrices
+    assert found.without_copies().total == found.total - 2 * matrices
+    assert with_copies(MODEL, 1 << 30, worth_a_copy(MODEL, "sm_90", 2048)).copied == ()  # nothing is INT8
+
+
+def test_what_is_copied_is_what_a_chunk_would_read():
+    rows = int8_model({"Linear": None, "Embedding": 16})
+    kept = int8_model({"re:.*down_proj": 16})
+    assert worth_a_copy(GROUPED, "sm_90", 2048) == list(COPIED)
+    assert worth_a_copy(GROUPED, "sm_90", 128) == ["down_proj"]  # the others go in digits
+    assert worth_a_copy(GROUPED, "sm_89", 2048) == ["down_proj"]
+    assert worth_a_copy(rows, "sm_90", 2048) == list(COPIED)
+    assert worth_a_copy(rows, "sm_89", 2048) == []
+    assert worth_a_copy(kept, "sm_90", 2048) == ["down_proj"]
+
+
+@pytest.mark.parametrize("arch", configs.targets())
+def test_kernels_change_at_lengths_that_are_compiled_ahead(arch):
+    """A limit within a range would leave the range's end to compile in an answer."""
+    for row in configs.table(arch).families["digit_limits"]:
+        assert set(row.config.values()) <= set(PREFILL_ROWS)
+
+
+def test_copies_leave_no_scratch_for_what_is_copied():
+    def names(copied):
+        return set(buffer_specs(GROUPED, "sm_90", 640, 256, "bfloat16", copied=copied))
+
+    assert names(()) - names(("down_proj",)) == {"rows_weight"}
+    assert names(("o_proj",)) == names(())

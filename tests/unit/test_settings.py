@@ -52,6 +52,7 @@ def test_sampling_and_aliases(config: Path) -> None:
         ("[sampling]\ntemprature = 1", "unknown setting 'sampling.temprature'"),
         ("context = '8k'", "context must be a whole number, found '8k'"),
         ("context = true", "context must be a whole number, found True"),
+        ("half_copies = 'no'", "half_copies must be true or false, found 'no'"),
         ("context = 0", "context must be at least 1, found 0"),
         ("[sampling]\ntop_k = 1.5", "sampling.top_k must be a whole number, found 1.5"),
         ("[sampling]\ntop_p = '1'", "sampling.top_p must be a number, found '1'"),

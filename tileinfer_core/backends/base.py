@@ -93,6 +93,10 @@ class Runner(Protocol):
         """Memory that the weights take on the device."""
 
     @property
+    def copy_bytes(self) -> int:
+        """Memory that copies of INT8 weights in half precision take besides, for prompts."""
+
+    @property
     def step_weight_bytes(self) -> int:
         """What a decoded token reads of them: all but an embedding that is not the head."""
 

@@ -197,6 +197,7 @@ class NumpyRunner:
         self._next_logits: tuple[KvCache, int, Float32Array] | None = None  # of which sequence, at which length
         sizes = {name: array.nbytes for name, array in arrays.items()}
         self.weight_bytes = sum(sizes.values())
+        self.copy_bytes = 0
         self.step_weight_bytes = sum(sizes[name] for name in sizes if not model.only_looked_up(name))
         self.kv_bytes_per_token = 2 * 4 * model.structure.kv_size * model.config.num_hidden_layers
 

@@ -77,6 +77,7 @@ def load_runner(
     context: int | None,
     prefill_chunk: int | None,
     kv: str,
+    half_copies: bool,
     on_progress: OnProgress,
 ) -> Runner:
     """Load the weights on the backend chosen; `files` None fills them with noise, for timing a shape.
@@ -87,7 +88,9 @@ def load_runner(
         from tileinfer_core.backends.numpy_backend import NumpyRunner  # noqa: PLC0415
 
         return NumpyRunner.with_noise(model, kv=kv)
-    loading = start_loading(choice, model, files, context=context, prefill_chunk=prefill_chunk, kv=kv)
+    loading = start_loading(
+        choice, model, files, context=context, prefill_chunk=prefill_chunk, kv=kv, half_copies=half_copies
+    )
     return loading.finish(on_progress)
 
 
@@ -99,12 +102,14 @@ def start_loading(
     context: int | None,
     prefill_chunk: int | None,
     kv: str,
+    half_copies: bool,
 ) -> RunnerLoad:
     """Begin to load the weights on the backend chosen.
 
     `context` is what the user asked for: a backend that plans its memory refuses one that does not fit, and without it
     finds the longest that does. `prefill_chunk` None is the backend's own choice. `kv` "int8" keeps keys and values in
-    INT8, "bf16" as the model has them.
+    INT8, "bf16" as the model has them. `half_copies` lets a GPU keep INT8 weights in half precision too, in memory that
+    nothing else needs.
 
     Raises:
         UsageError: `kv` is neither.
@@ -113,13 +118,19 @@ def start_loading(
     if kv not in KV_FORMATS:
         raise UsageError(f"--kv must be one of {', '.join(KV_FORMATS)}, found {kv!r}")
     if choice.name == "cuda":
-        return _start_cuda(model, files, context, prefill_chunk, kv)
+        return _start_cuda(model, files, context, prefill_chunk, kv, half_copies=half_copies)
     assert files is not None  # noqa: S101 - noise needs no loading
     return _start_cpu(model, files, kv)
 
 
 def _start_cuda(
-    model: ModelDefinition, files: WeightFiles | None, context: int | None, prefill_chunk: int | None, kv: str
+    model: ModelDefinition,
+    files: WeightFiles | None,
+    context: int | None,
+    prefill_chunk: int | None,
+    kv: str,
+    *,
+    half_copies: bool,
 ) -> RunnerLoad:
     try:
         from tileinfer_core.backends.cuda import load  # noqa: PLC0415 - a backend is imported when chosen
@@ -131,7 +142,14 @@ def _start_cuda(
 
     def finish(on_progress: OnProgress) -> Runner:
         return load.load_runner(
-            model, files, GpuDevice(), context=context, prefill_chunk=chunk, kv=kv, on_progress=on_progress
+            model,
+            files,
+            GpuDevice(),
+            context=context,
+            prefill_chunk=chunk,
+            kv=kv,
+            half_copies=half_copies,
+            on_progress=on_progress,
         )
 
     return RunnerLoad(finish, cancel=lambda: None)

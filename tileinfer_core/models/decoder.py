@@ -62,7 +62,7 @@ class ModelDefinition:
         `product` is "qkv_proj", "o_proj", "gate_up_proj" or "down_proj" of a layer, else "embedding" or "lm_head".
         """
         if layer is not None:
-            name = f"model.layers.{layer}.{product}.weight"
+            name = layer_weight(layer, product)
         else:
             name = LM_HEAD if product == "lm_head" and not self.tied else EMBEDDING
         return next(parameter.int8 for parameter in self.parameters if parameter.name == name)
@@ -105,6 +105,11 @@ class DecoderWeights(Generic[T]):
     lm_head: T
     embedding_scale: T | None = None
     lm_head_scale: T | None = None
+
+
+def layer_weight(layer: int, product: str) -> str:
+    """The name of a layer's array for a product of JOINED."""
+    return f"model.layers.{layer}.{product}.weight"
 
 
 def base_structure(

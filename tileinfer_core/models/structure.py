@@ -66,6 +66,11 @@ class Parameter:
         return self.name.endswith(scale_name("weight"))
 
     @property
+    def is_grouped(self) -> bool:
+        """Whether it is INT8 with more than one scale a row."""
+        return self.int8 is not None and self.int8.group(self.shape[1]) is not None
+
+    @property
     def shape(self) -> tuple[int, ...]:
         if self.form == "xielu":
             return (4,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING
 
 from tileinfer_core.backends.cuda import buffers as buf
@@ -26,16 +27,19 @@ class EngineModel:
     half: str
 
     def records(self, arch: str, *, pdl: bool) -> list[Recorded]:
-        """Launches of every distinct kernel, repeats among them, with keys and values in either form.
+        """Launches of every distinct kernel, repeats among them: for keys and values in either form, and for a GPU with
+        memory for copies in half precision or without.
 
         Raises:
             UnsupportedModelError: shapes or formats that the kernels don't take.
         """
         found: list[Recorded] = []
-        for kv in KEYS_AND_VALUES:
+        chunk = buf.padded_rows(min(PREFILL_CHUNK, self.model.config.max_context))
+        for kv, half_copies in product(KEYS_AND_VALUES, (False, True)):
             device = ShapeDevice(arch, pdl=pdl)
-            chunk = buf.padded_rows(min(PREFILL_CHUNK, self.model.config.max_context))
-            runner, _ = empty_runner(self.model, device, context=None, chunk=chunk, half=self.half, kv=kv)
+            runner, _ = empty_runner(
+                self.model, device, context=None, chunk=chunk, half=self.half, kv=kv, half_copies=half_copies
+            )
             length = runner.buffers["length"]
             found += KernelWarmup(runner.plans, runner.bucket_ends, device, length, runner.prefill_chunk).records()
         return found

@@ -14,13 +14,13 @@ import numpy as np
 
 from tileinfer_core.backends.cuda import ops
 from tileinfer_core.backends.cuda.kv_pool import TABLE_STEP, table_entries
-from tileinfer_core.backends.cuda.memory import pages_for
+from tileinfer_core.backends.cuda.memory import copied_parameters, pages_for
 from tileinfer_core.dtypes import BFLOAT16
 from tileinfer_core.kv_cache import PAGE_SIZE
 from tileinfer_core.models.rope import cos_sin, inverse_frequencies
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from tileinfer_core.backends.cuda.device import Array, Device
     from tileinfer_core.models.decoder import ModelDefinition
@@ -42,9 +42,16 @@ def position_rows(context: int) -> int:
 
 
 def buffer_specs(
-    model: ModelDefinition, arch: str, context: int, chunk: int, half: str, *, kv: str = "bf16"
+    model: ModelDefinition,
+    arch: str,
+    context: int,
+    chunk: int,
+    half: str,
+    *,
+    kv: str = "bf16",
+    copied: Sequence[str] = (),
 ) -> dict[str, Spec]:
-    """Name -> shape and dtype. `kv` "int8": for a cache in INT8."""
+    """Name -> shape and dtype. `kv` "int8": for a cache in INT8. `copied`: products that have half precision too."""
     s, vocab = model.structure, model.config.vocab_size
     rows = padded_rows(chunk)
     qkv, wide = s.q_size + 2 * s.kv_size, (position_rows(context), s.head_dim // 2)
@@ -76,20 +83,21 @@ def buffer_specs(
         "cos": (wide, "float32"),
         "sin": (wide, "float32"),
     }
-    specs |= _int8_specs(model, rows, half)
+    specs |= _int8_specs(model, rows, half, copied)
     if kv == "int8":
         specs |= _wide_specs(s, context, half)
     return specs | ops.workspace_specs(model, arch, context)
 
 
-def _int8_specs(model: ModelDefinition, rows: int, half: str) -> dict[str, Spec]:
+def _int8_specs(model: ModelDefinition, rows: int, half: str, copied: Sequence[str]) -> dict[str, Spec]:
     """What a chunk needs where layers are INT8: a product's input in digits, and weights with groups in half precision.
 
     Flat, for products of different widths.
     """
-    layers = [(p.shape, p.int8) for p in model.parameters if p.int8 is not None and p.name.startswith("model.layers.")]
-    by_row = [shape[1] for shape, int8 in layers if int8.group(shape[1]) is None]
-    grouped = [math.prod(shape) for shape, int8 in layers if int8.group(shape[1]) is not None]
+    layers = [p for p in model.parameters if p.int8 is not None and p.name.startswith("model.layers.")]
+    ready = {parameter.name for parameter in copied_parameters(model, copied)}
+    by_row = [p.shape[1] for p in layers if not p.is_grouped]
+    grouped = [math.prod(p.shape) for p in layers if p.is_grouped and p.name not in ready]
     specs: dict[str, Spec] = {}
     if by_row:
         specs |= {"rows_digits": ((2 * rows * max(by_row),), "int8"), "rows_digit_scales": ((rows, 1), "float32")}

@@ -5,13 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tileinfer_core.backends.cuda import buffers as buf
-from tileinfer_core.backends.cuda.loader import allocate, load_weights, random_weights, storage_dtype
+from tileinfer_core.backends.cuda.loader import (
+    allocate,
+    allocate_copies,
+    load_weights,
+    random_weights,
+    storage_dtype,
+)
 from tileinfer_core.backends.cuda.memory import plan_memory
+from tileinfer_core.backends.cuda.ops import worth_a_copy
 from tileinfer_core.backends.cuda.plan import refuse_formats, refuse_unsupported
 from tileinfer_core.backends.cuda.runner import CudaRunner
 from tileinfer_core.backends.cuda.warmup import KernelWarmup
+from tileinfer_core.errors import OutOfMemoryError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tileinfer_core.backends.cuda.device import Array, Device
     from tileinfer_core.models.decoder import ModelDefinition
     from tileinfer_core.progress import OnProgress
@@ -29,10 +39,12 @@ def load_runner(
     on_progress: OnProgress,
     prefill_chunk: int = PREFILL_CHUNK,
     kv: str = "bf16",
+    half_copies: bool = True,
 ) -> CudaRunner:
     """`files` None fills the weights with noise, to time a shape. `context` None: the model's own, cut to what fits.
 
     `kv` "int8" keeps keys and values in INT8; "bf16" in the weights' half-precision type.
+    `half_copies`: INT8 weights may be kept in half precision too, in memory that nothing else wants.
 
     Raises:
         UnsupportedModelError: shapes that the kernels don't take.
@@ -41,7 +53,9 @@ def load_runner(
     """
     half = "bfloat16" if files is None else storage_dtype(files)
     chunk = buf.padded_rows(min(prefill_chunk, context or model.config.max_context))
-    runner, arrays = empty_runner(model, device, context=context, chunk=chunk, half=half, kv=kv)
+    runner, arrays = empty_runner(
+        model, device, context=context, chunk=chunk, half=half, kv=kv, half_copies=half_copies
+    )
     warmup = KernelWarmup(runner.plans, runner.bucket_ends, device, runner.buffers["length"], runner.prefill_chunk)
     warmup.start()
     try:
@@ -50,6 +64,7 @@ def load_runner(
         else:
             load_weights(model, files, arrays, device, on_progress)
         runner.compile_s = warmup.finish(on_progress)
+        device.run(runner.plans.copies())
         if warmup.unkept is not None:
             runner.warn(warmup.unkept)
         runner.forget_warmup()
@@ -60,7 +75,14 @@ def load_runner(
 
 
 def empty_runner(
-    model: ModelDefinition, device: Device, *, context: int | None, chunk: int, half: str, kv: str
+    model: ModelDefinition,
+    device: Device,
+    *,
+    context: int | None,
+    chunk: int,
+    half: str,
+    kv: str,
+    half_copies: bool = True,
 ) -> tuple[CudaRunner, dict[str, Array]]:
     """A runner in the memory planned for it, and the parameters' arrays, not filled yet. `chunk` is padded.
 
@@ -69,8 +91,8 @@ def empty_runner(
     refuse_unsupported(model.structure)
     refuse_formats(model)
 
-    def specs(tokens: int) -> dict[str, buf.Spec]:
-        return buf.buffer_specs(model, device.arch, tokens, chunk, half, kv=kv)
+    def specs(tokens: int, copied: Sequence[str] = ()) -> dict[str, buf.Spec]:
+        return buf.buffer_specs(model, device.arch, tokens, chunk, half, kv=kv, copied=copied)
 
     memory = plan_memory(
         model,
@@ -81,4 +103,22 @@ def empty_runner(
         buffer_bytes=lambda tokens: buf.buffer_bytes(specs(tokens)),
     )
     arrays = allocate(model, device, half)
-    return CudaRunner(model, device, arrays, memory=memory, specs=specs(memory.context), half=half, kv=kv), arrays
+    copies: list[dict[str, Array]] = []
+    if half_copies:
+        products, item = worth_a_copy(model, device.arch, chunk), buf.item_bytes(half)
+        memory = memory.with_copies(model, products, item=item, device_bytes=device.memory().total)
+        try:
+            copies = allocate_copies(model, device, half, memory.copied)
+        except OutOfMemoryError:  # another program was faster, and nothing depends on it
+            memory = memory.without_copies()
+    runner = CudaRunner(
+        model,
+        device,
+        arrays,
+        memory=memory,
+        specs=specs(memory.context, memory.copied),
+        copies=copies,
+        half=half,
+        kv=kv,
+    )
+    return runner, arrays

@@ -6,6 +6,8 @@
     buffers   what the steps work in: fixed, however long the sequence gets, but for the rope tables, the block table
               and, where the cache is INT8, a layer's keys and values in half precision
     headroom  CUDA's own: kernel code, captured graphs
+    copies    INT8 weights in half precision, which long prompts are multiplied by, where there is memory to spare: at
+              most a quarter of what the device has beside all this, and half of what other programs have left of that
 
 All of it is taken at load, so that no later step can run out. An explicit context that does not fit is refused with the
 largest one that does; without one, the model's own length is cut to what fits.
@@ -14,14 +16,15 @@ largest one that does; without one, the model's own length is cut to what fits.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tileinfer_core.errors import OutOfMemoryError
 from tileinfer_core.kv_cache import PAGE_SIZE
+from tileinfer_core.models.decoder import layer_weight
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tileinfer_core.models.decoder import ModelDefinition
     from tileinfer_core.models.structure import Parameter
@@ -29,11 +32,15 @@ if TYPE_CHECKING:
 HEADROOM = 384 << 20
 SCALE_BYTES = 4
 SMALLEST_CONTEXT = 256  # a model that has room for less is of no use
+SPARE_SHARE, FREE_SHARE = 4, 2  # copies take at most one part of so many: of the device, and of what is free
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes on the device, and the context that they serve. `pages` has one more than the context needs: scratch."""
+    """Bytes on the device, and the context that they serve. `pages` has one more than the context needs: scratch.
+
+    `copied`: products, such as "down_proj", whose INT8 weights are kept in half precision too.
+    """
 
     context: int
     pages: int
@@ -42,15 +49,47 @@ class MemoryPlan:
     buffer_bytes: int
     headroom: int
     free: int
+    copied: tuple[str, ...] = ()
+    copy_bytes: int = 0
 
     @property
     def total(self) -> int:
-        return self.weight_bytes + self.kv_bytes + self.buffer_bytes + self.headroom
+        return self.weight_bytes + self.kv_bytes + self.buffer_bytes + self.headroom + self.copy_bytes
+
+    def with_copies(
+        self, model: ModelDefinition, products: Sequence[str], *, item: int, device_bytes: int
+    ) -> MemoryPlan:
+        """This plan, with copies of as many of `products`, in this order, as there is room for.
+
+        Where the device is not crowded, what is copied does not depend on other programs: nor do a seed's tokens.
+        """
+        room = min((device_bytes - self.total) // SPARE_SHARE, (self.free - self.total) // FREE_SHARE)
+        copied, taken = [], 0
+        for product in products:
+            size = sum(_padded(parameter, item) for parameter in copied_parameters(model, [product]))
+            if taken + size <= room:
+                copied.append(product)
+                taken += size
+        return replace(self, copied=tuple(copied), copy_bytes=taken)
+
+    def without_copies(self) -> MemoryPlan:
+        return replace(self, copied=(), copy_bytes=0)
+
+
+def copied_parameters(model: ModelDefinition, products: Sequence[str]) -> list[Parameter]:
+    """The layers' INT8 weights of these products."""
+    layers = range(model.config.num_hidden_layers)
+    names = {layer_weight(layer, product) for layer in layers for product in products}
+    return [parameter for parameter in model.parameters if parameter.int8 is not None and parameter.name in names]
 
 
 def weight_bytes(model: ModelDefinition, item: int) -> int:
     """Every array at its size padded to 512 bytes: INT8 a byte an element, scales four, the rest `item`."""
-    return sum(-(-math.prod(p.shape) * _bytes_each(p, item) // 512) * 512 for p in model.parameters)
+    return sum(_padded(p, _bytes_each(p, item)) for p in model.parameters)
+
+
+def _padded(parameter: Parameter, item: int) -> int:
+    return -(-math.prod(parameter.shape) * item // 512) * 512
 
 
 def _bytes_each(parameter: Parameter, item: int) -> int:

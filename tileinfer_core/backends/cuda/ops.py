@@ -8,13 +8,12 @@ chunk, one with "row" the one token of a decode step, whose arrays are the named
 
 The norm is folded into the products: a product writes `scaled` and its sums, the next one divides by the root of them.
 
-A weight is a pair: its array, and its scales where it is INT8 or None where it is half precision. The pair alone says
-which kernel reads it.
+A Weight alone says which kernel reads it: its scales are None where it is half precision.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from kernels import configs
 from kernels.argmax import SampleOutputs
@@ -51,6 +50,7 @@ from kernels.norm import rms_norm, rms_norm_digits
 from kernels.rope import qk_norm_rope_kv
 from kernels.sampling import SampleConfig, SampleWorkspace, sample, sample_workspace_shapes
 from kernels.widen_pages import widen_pages
+from tileinfer_core.backends.cuda.memory import copied_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -61,17 +61,49 @@ if TYPE_CHECKING:
     from tileinfer_core.models.structure import LayerStructure
 
     Buffers = Mapping[str, Array]
-    Weight = tuple[Array, Array]  # values, scales or None
     Rows = Array | tuple[Array, Array]  # [T, K] in half precision, or as digits [2 T, K] int8 with their scales [T, 1]
     # keys, values, block table, and for an INT8 cache the scales of keys and values
     Pages = tuple[Array, Array, Array, tuple[Array, Array] | None]
 
 Config = TypeVar("Config")
+
+
+class Weight(NamedTuple):
+    """Of one product: half precision, or INT8 with its scales.
+
+    `copy`: what INT8 values and scales stand for in half precision, where memory was left for it.
+    """
+
+    values: Array
+    scale: Array = None
+    copy: Array = None
+
+    def for_chunk(self, tokens: int, limit: int | None) -> Weight:
+        """What a chunk of so many tokens multiplies by; `limit` as in DigitLimits."""
+        if self.copy is None or (_in_digits(self) and (limit is None or tokens <= limit)):
+            return self
+        return Weight(self.copy)
+
+
+class DigitLimits(NamedTuple):
+    """The longest chunk that goes bytes by digits where a product has a copy too: fewer bytes, but twice the rows.
+
+    None: every chunk, so that there is no use for a copy. Weights with groups go by their copy at any length.
+    """
+
+    qkv_proj: int | None = None
+    o_proj: int | None = None
+    gate_up_proj: int | None = None
+    down_proj: int | None = None
+
+
 MAX_GROUP = 8  # query heads of a key/value head: the columns of one matrix product
 SIZE_STEP = 8  # elements of a 16-byte load
 INT8_STEP = LOAD
 # Shares of a grouped product's weights that are widened behind earlier launches of its layer, the rest just before it.
 AHEAD = {"qkv": 0.0, "attention": 0.3, "o": 0.3}
+# Products in the order in which a byte of their copies saves most time: the first has groups, in most models.
+COPIED = ("down_proj", "o_proj", "qkv_proj", "gate_up_proj")
 _SAMPLE_ARRAYS = ("adjusted", "run_maxima", "partials", "won_values", "won_ids", "sorted_values", "sorted_ids")
 
 
@@ -123,6 +155,22 @@ def bucket_ends(structure: LayerStructure, arch: str, context: int) -> list[int]
     return ends
 
 
+def digit_limits(structure: LayerStructure, arch: str) -> DigitLimits:
+    """None at all where a table has no row: matrix units differ in what half precision costs."""
+    return configured(DigitLimits, "digit_limits", arch, hidden=structure.hidden_size)
+
+
+def worth_a_copy(model: ModelDefinition, arch: str, chunk: int) -> list[str]:
+    """Products of COPIED that some chunk of up to `chunk` tokens would multiply by a copy."""
+    limits = digit_limits(model.structure, arch)._asdict()
+    found = []
+    for product in COPIED:
+        weights, limit = copied_parameters(model, [product]), limits[product]
+        if any(p.is_grouped for p in weights) or (weights and limit is not None and limit < chunk):
+            found.append(product)
+    return found
+
+
 def as_row(array: Array) -> Array:
     """[N] -> [1, N], as the one-token kernels take norms and biases."""
     return None if array is None else array.reshape(1, -1)
@@ -130,7 +178,7 @@ def as_row(array: Array) -> Array:
 
 def _in_digits(w: Weight) -> bool:
     """Whether a chunk's product with `w` goes bytes by bytes: INT8 with one scale a row."""
-    return w[1] is not None and w[1].shape[1] == 1
+    return w.scale is not None and w.scale.shape[1] == 1
 
 
 def _digit_arrays(x: Array, b: Buffers) -> tuple[Array, Array]:
@@ -152,11 +200,15 @@ class Ops:
     def records(self) -> list[Recorded]:
         return self._launcher.records
 
+    def widen(self, w: Weight) -> None:
+        """The copy, from values and scales."""
+        dequantise(self._launcher, w.values, w.scale, w.copy)
+
     # -- a prefill chunk of T tokens
 
     def embed_rows(self, ids: Array, table: Weight, x: Array) -> None:
         """x [T, D] float32."""
-        embedding(self._launcher, ids, table[0], x, scale=table[1])
+        embedding(self._launcher, ids, table.values, x, scale=table.scale)
 
     def norm_rows(self, x: Array, gain: Array, y: Array) -> None:
         """y [T, D] half = RMSNorm(x)."""
@@ -190,7 +242,7 @@ class Ops:
 
     def all_logits(self, x: Array, w: Weight, out: Array) -> None:
         """out [T, V] float32 += x · wᵀ, of few rows: INT8 weights become half precision inside the product."""
-        values, scale = w
+        values, scale, _ = w
         family = "linear_prefill_residual" if scale is None else "linear_prefill_int8_residual"
         config = self._product_config(family, x, values)
         if scale is None:
@@ -202,16 +254,16 @@ class Ops:
         self, form: str, ops: tuple[Any, Any], inputs: tuple[Rows, Weight, Array], y: Array, b: Buffers, *more: Array
     ) -> None:
         """In half precision, with weights in groups widened first; or in digits, with one scale a row."""
-        x, (values, scale), bias = inputs
-        into = (*more, y)
-        if _in_digits((values, scale)):
+        x, w, bias = inputs
+        (values, scale, _), into = w, (*more, y)
+        if _in_digits(w):
             digits, scales = x if isinstance(x, tuple) else self._digits_of(x, b)
             config = self._product_config(f"linear_prefill_digits{form}", scales, values)
             ops[1](self._launcher, digits, scales, values, scale, *into, config=config, bias=bias)
             return
         if scale is not None:
             ahead, done = self._ahead or (None, 0)
-            values = self._widen((values, scale), b, done if ahead is values else 0, values.shape[0])
+            values = self._widen(w, b, done if ahead is values else 0, values.shape[0])
             self._ahead = None
         config = self._product_config(f"linear_prefill{form}", x, values)
         ops[0](self._launcher, x, values, *into, config=config, bias=bias)
@@ -221,7 +273,7 @@ class Ops:
 
         `between` are the weights of the products until then, which must leave the scratch array alone.
         """
-        values, scale = w
+        values, scale, _ = w
         rows = int(AHEAD[behind] * values.shape[0]) // 16 * 16  # whose scales begin at a multiple of 16 bytes
         grouped = scale is not None and not _in_digits(w)
         if not (rows and grouped and all(map(_in_digits, between)) and self._scratch_is_free()):
@@ -232,7 +284,7 @@ class Ops:
 
     def _widen(self, w: Weight, b: Buffers, first: int, stop: int) -> Array:
         """[N, K] half, the weights; rows from `first` on are made now."""
-        values, scale = w
+        values, scale, _ = w
         wide = b["rows_weight"][: values.shape[0] * values.shape[1]].reshape(values.shape)
         part = slice(first, stop)
         if first < stop:
@@ -289,15 +341,15 @@ class Ops:
     def head_row(self, gain: Array, w: Weight, b: Buffers) -> None:
         """The logits from `residual`, without folding: prefill leaves no sums."""
         self.norm_rows(b["residual"], gain, b["scaled"])
-        values, scale = w
+        values, scale, _ = w
         if scale is None:
             linear(self._launcher, b["scaled"], values, b["logits"])
         else:
             linear_int8(self._launcher, b["scaled"], values, scale, b["logits"])
 
     def embed_row(self, table: Weight, gain: Array, b: Buffers) -> None:
-        args = (b["sampled"], table[0], as_row(gain), b["residual"], b["scaled"], b["down_sums"])
-        embedding_decode(self._launcher, *args, scale=table[1])
+        args = (b["sampled"], table.values, as_row(gain), b["residual"], b["scaled"], b["down_sums"])
+        embedding_decode(self._launcher, *args, scale=table.scale)
 
     def qkv_row(self, w: Weight, bias: Array, b: Buffers) -> None:
         self._normed((linear_norm, linear_int8_norm), w, b["down_sums"], b["qkv"], b, bias=as_row(bias))
@@ -315,7 +367,7 @@ class Ops:
     def _normed(
         self, ops: tuple[Any, Any], w: Weight, sums: Array, y: Array, b: Buffers, *alphas: Array, **more: Any
     ) -> None:
-        values, scale = w
+        values, scale, _ = w
         eps = self._s.rms_norm_eps
         if scale is None:
             ops[0](self._launcher, b["scaled"], sums, values, *alphas, y, eps=eps, **more)
@@ -330,7 +382,7 @@ class Ops:
 
     def _add(self, source: str, sums: str, w: Weight, vectors: tuple[Array, Array], b: Buffers) -> None:
         """residual += x · wᵀ (+ bias), and what the norm after it needs."""
-        (values, scale), (bias, gain) = w, vectors
+        (values, scale, _), (bias, gain) = w, vectors
         into = (b["residual"], as_row(gain), b["scaled"], b[sums])
         if scale is None:
             linear_residual(self._launcher, b[source], values, *into, bias=as_row(bias))

@@ -1,6 +1,7 @@
 """The launches of each kind of step, as data: what a model declares of itself in, lists of kernel calls out.
 
     prefill(rows)   a chunk of `rows` tokens (padded) through all layers; its keys and values into the pages
+    copies          INT8 weights in half precision, for chunks, where the memory plan has them
     head            the logits after the token whose stream is in `residual`
     sample          one id from the logits; moves length, step and the ring of ids on
     decode(context) embed the sampled id, all layers, logits, sample: a whole step without the host
@@ -17,10 +18,11 @@ from typing import TYPE_CHECKING
 from kernels.int8_scales import supported_group
 from kernels.specs import RecordingLauncher
 from tileinfer_core.backends.cuda import ops
+from tileinfer_core.backends.cuda.ops import Weight
 from tileinfer_core.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from kernels.specs import Recorded
     from tileinfer_core.backends.cuda.device import Array
@@ -77,6 +79,7 @@ class Plans:
         block_table: Array,
         *,
         buffers: Mapping[str, Array],
+        copies: Sequence[Mapping[str, Array]] = (),
         arch: str,
         pdl: bool,
         processors: int,
@@ -86,6 +89,8 @@ class Plans:
         self._pool = pool
         self._table = block_table
         self._b = buffers
+        self._copies = copies or [{} for _ in weights.layers]
+        self._digit_limits = ops.digit_limits(model.structure, arch)
         self._arch = arch
         self._pdl = pdl
         self._processors = processors
@@ -112,7 +117,7 @@ class Plans:
         """`layers` cuts the plan short, for a look at its kernels: all layers are alike."""
         o, b, w = self._ops(), self._b, self._weights
         x = b["rows_residual"][:rows]  # [T, D]
-        o.embed_rows(b["token_ids"][:rows], (w.embedding, w.embedding_scale), x)
+        o.embed_rows(b["token_ids"][:rows], Weight(w.embedding, w.embedding_scale), x)
         for index, layer in enumerate(w.layers[:layers]):
             self._prefill_layer(o, layer, index, x)
         return o.records
@@ -120,10 +125,11 @@ class Plans:
     def _prefill_layer(self, o: ops.Ops, w: LayerWeights[Array], index: int, x: Array) -> None:
         b, rows = self._b, x.shape[0]
         qkv, q, attention, act = (b[f"rows_{name}"][:rows] for name in ("qkv", "q", "attention", "act"))
-        pages, weight = self._pages(index), (w.qkv, w.qkv_scale)
-        normed = o.norm_rows_for(x, w.input_norm, weight, b)
-        out, gate_up, down = (w.o, w.o_scale), (w.gate_up, w.gate_up_scale), (w.down, w.down_scale)
-        o.linear_rows(normed, weight, w.qkv_bias, qkv, b)
+        pages = self._pages(index)
+        products = zip(self.products(index), self._digit_limits, strict=True)
+        joined, out, gate_up, down = (product.for_chunk(rows, limit) for product, limit in products)
+        normed = o.norm_rows_for(x, w.input_norm, joined, b)
+        o.linear_rows(normed, joined, w.qkv_bias, qkv, b)
         o.widen_ahead("qkv", down, (out, gate_up), b)
         o.rope_rows(qkv, (w.q_norm, w.k_norm), b, pages, q)
         o.attend_rows(q, pages, b, attention)
@@ -137,19 +143,38 @@ class Plans:
             o.xielu_rows(normed, gate_up, w.xielu, act, b)
         o.add_linear_rows(act, down, w.down_bias, x, b)
 
+    def products(self, index: int) -> tuple[Weight, Weight, Weight, Weight]:
+        """qkv, o, gate_up and down of a layer."""
+        w, copies = self._weights.layers[index], self._copies[index].get
+        return (
+            Weight(w.qkv, w.qkv_scale, copies("qkv_proj")),
+            Weight(w.o, w.o_scale, copies("o_proj")),
+            Weight(w.gate_up, w.gate_up_scale, copies("gate_up_proj")),
+            Weight(w.down, w.down_scale, copies("down_proj")),
+        )
+
+    def copies(self, layers: int | None = None) -> list[Recorded]:
+        """`layers` as for prefill."""
+        o = self._ops()
+        for index in range(len(self._weights.layers[:layers])):
+            for weight in self.products(index):
+                if weight.copy is not None:
+                    o.widen(weight)
+        return o.records
+
     def all_logits(self, first: int, rows: int, out: Array) -> list[Recorded]:
         """out [rows, V] float32, zeroed before, after rows `first` … of the last chunk."""
         o, b, w = self._ops(), self._b, self._weights
         normed = b["rows_normed"][first : first + rows]
         o.norm_rows(b["rows_residual"][first : first + rows], w.norm, normed)
-        o.all_logits(normed, (w.lm_head, w.lm_head_scale), out)
+        o.all_logits(normed, Weight(w.lm_head, w.lm_head_scale), out)
         return o.records
 
     # -- decode
 
     def head(self) -> list[Recorded]:
         o, b, w = self._ops(), self._b, self._weights
-        o.head_row(w.norm, (w.lm_head, w.lm_head_scale), b)
+        o.head_row(w.norm, Weight(w.lm_head, w.lm_head_scale), b)
         return o.records
 
     def sample(self) -> list[Recorded]:
@@ -162,16 +187,17 @@ class Plans:
         o, b, w = self._ops(), self._b, self._weights
         here = w.layers[:layers]
         norms = [layer.input_norm for layer in here[1:]] + [w.norm]
-        o.embed_row((w.embedding, w.embedding_scale), w.layers[0].input_norm, b)
+        o.embed_row(Weight(w.embedding, w.embedding_scale), w.layers[0].input_norm, b)
         for index, (layer, next_norm) in enumerate(zip(here, norms, strict=True)):
-            o.qkv_row((layer.qkv, layer.qkv_scale), layer.qkv_bias, b)
+            qkv, out, gate_up, down = self.products(index)
+            o.qkv_row(qkv, layer.qkv_bias, b)
             o.attend_row((layer.q_norm, layer.k_norm), self._pages(index), context, b)
-            o.o_row((layer.o, layer.o_scale), layer.o_bias, layer.post_norm, b)
+            o.o_row(out, layer.o_bias, layer.post_norm, b)
             if layer.xielu is None:
-                o.swiglu_row((layer.gate_up, layer.gate_up_scale), layer.gate_up_bias, b)
+                o.swiglu_row(gate_up, layer.gate_up_bias, b)
             else:
-                o.xielu_row((layer.gate_up, layer.gate_up_scale), layer.xielu, b)
-            o.down_row((layer.down, layer.down_scale), layer.down_bias, next_norm, b)
-        o.logits_row((w.lm_head, w.lm_head_scale), b)
+                o.xielu_row(gate_up, layer.xielu, b)
+            o.down_row(down, layer.down_bias, next_norm, b)
+        o.logits_row(Weight(w.lm_head, w.lm_head_scale), b)
         o.sample(b)
         return o.records

@@ -43,7 +43,10 @@ CAPTURE_AFTER = 1  # a prompt length is captured the second time it comes
 
 
 class CudaRunner:
-    """Runner. `arrays` are the weights by parameter name, on the device; loading fills them (load.py)."""
+    """Runner. `arrays` are the weights by parameter name, on the device; loading fills them (load.py).
+
+    `copies` are those of the memory plan, by layer and product.
+    """
 
     backend_name = "cuda"
 
@@ -55,6 +58,7 @@ class CudaRunner:
         *,
         memory: MemoryPlan,
         specs: Mapping[str, buf.Spec],
+        copies: Sequence[Mapping[str, Array]] = (),
         half: str,
         kv: str = "bf16",
     ) -> None:
@@ -65,6 +69,7 @@ class CudaRunner:
         self.device_name = device.name
         sizes = {name: int(array.nbytes) for name, array in arrays.items()}
         self.weight_bytes = sum(sizes.values())
+        self.copy_bytes = memory.copy_bytes
         self.step_weight_bytes = sum(sizes[name] for name in sizes if not model.only_looked_up(name))
         self.kv_bytes_per_token = kv_bytes_per_token(model, 1 if kv == "int8" else buf.item_bytes(half))
         kept = "int8" if kv == "int8" else half
@@ -73,10 +78,9 @@ class CudaRunner:
         buf.fill_tables(device, model.structure, self.buffers)
         self.prefill_chunk: int = self.buffers["token_ids"].shape[0]
         self._table = BlockTable(device, memory.pages)
-        weights = bind(model, arrays)
         self.plans = Plans(
-            model, weights, self.pool, self._table.array, buffers=self.buffers, arch=device.arch, pdl=device.pdl,
-            processors=device.processors,
+            model, bind(model, arrays), self.pool, self._table.array, buffers=self.buffers, copies=copies,
+            arch=device.arch, pdl=device.pdl, processors=device.processors,
         )  # fmt: skip
         self.graphs = GraphCache(device)
         # the longest sequence of each decode step's graph

@@ -49,15 +49,17 @@ def verify_step(runner: CudaRunner, model: ModelDefinition, tokens: int) -> tupl
             raise UsageError(f"a verify step takes INT8 in groups of {NARROWEST} columns or more, found {size}")
     b, weights = runner.buffers, runner.plans.weights
     step = _Step(runner, model, tokens)
-    step.embed(b["token_ids"][:tokens], (weights.embedding, weights.embedding_scale), weights.layers[0].input_norm)
+    table = ops.Weight(weights.embedding, weights.embedding_scale)
+    step.embed(b["token_ids"][:tokens], table, weights.layers[0].input_norm)
     norms = [layer.input_norm for layer in weights.layers[1:]] + [weights.norm]
     for index, (layer, next_norm) in enumerate(zip(weights.layers, norms, strict=True)):
-        step.normed((layer.qkv, layer.qkv_scale), "down_sums", "qkv", layer.qkv_bias)
+        qkv, out, gate_up, down = runner.plans.products(index)
+        step.normed(qkv, "down_sums", "qkv", layer.qkv_bias)
         step.attend(layer, index)
-        step.add("attention", (layer.o, layer.o_scale), "o_sums", (layer.o_bias, layer.post_norm))
-        step.feed_forward(layer)
-        step.add("act", (layer.down, layer.down_scale), "down_sums", (layer.down_bias, next_norm))
-    step.normed((weights.lm_head, weights.lm_head_scale), "down_sums", "logits", None)
+        step.add("attention", out, "o_sums", (layer.o_bias, layer.post_norm))
+        step.feed_forward(gate_up, layer)
+        step.add("act", down, "down_sums", (layer.down_bias, next_norm))
+    step.normed(ops.Weight(weights.lm_head, weights.lm_head_scale), "down_sums", "logits", None)
     return step.records, step.arrays["logits"]
 
 
@@ -88,11 +90,11 @@ class _Step:
 
     def embed(self, ids: Array, table: ops.Weight, gain: Array) -> None:
         into = (self.arrays[name] for name in ("stream", "normed", "down_sums"))
-        embedding_decode(self._go, ids, table[0], ops.as_row(gain), *into, scale=table[1])
+        embedding_decode(self._go, ids, table.values, ops.as_row(gain), *into, scale=table.scale)
 
     def normed(self, w: ops.Weight, sums: str, out: str, bias: Array) -> None:
         """QKV and the logits, of RMSNorm of the stream."""
-        (values, scale), a = w, self.arrays
+        (values, scale, _), a = w, self.arrays
         more: dict[str, Any] = {"eps": self._eps, "bias": ops.as_row(bias)}
         if scale is None:
             linear_norm(self._go, a["normed"], a[sums], values, a[out], **more)
@@ -108,9 +110,9 @@ class _Step:
         self._ops.attend_rows(a["q"], pages, runner.buffers, a["attention"])
         self._fresh.discard("attention")
 
-    def feed_forward(self, layer: LayerWeights[Array]) -> None:
+    def feed_forward(self, w: ops.Weight, layer: LayerWeights[Array]) -> None:
         """act = silu(gate)·up or xIELU(up) of RMSNorm of the stream."""
-        (values, scale), a, eps = (layer.gate_up, layer.gate_up_scale), self.arrays, self._eps
+        (values, scale, _), a, eps = w, self.arrays, self._eps
         alphas = () if layer.xielu is None else (layer.xielu[:2],)
         more = {"bias": ops.as_row(layer.gate_up_bias)} if layer.xielu is None else {}
         if scale is None:
@@ -126,7 +128,7 @@ class _Step:
 
     def add(self, source: str, w: ops.Weight, sums: str, vectors: tuple[Array, Array]) -> None:
         """stream += x · wᵀ (+ bias), and what the norm after it needs."""
-        (values, scale), (bias, gain), a = w, vectors, self.arrays
+        (values, scale, _), (bias, gain), a = w, vectors, self.arrays
         into = (a["stream"], ops.as_row(gain), a["normed"], a[sums])
         if scale is None:
             linear_residual(self._go, a[source], values, *into, bias=ops.as_row(bias))

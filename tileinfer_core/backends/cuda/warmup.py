@@ -99,7 +99,7 @@ class KernelWarmup:
         """Each kernel at least once, in the order of a prompt and its answer: one layer of every kind of step."""
         plans = self._plans
         found = [record for rows in self._rows for record in plans.prefill(rows, layers=1)]
-        found += [*plans.head(), *plans.sample()]
+        found += [*plans.copies(layers=1), *plans.head(), *plans.sample()]
         for end in self._ends:
             found += plans.decode(end, layers=1)
         return found

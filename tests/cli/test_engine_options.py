@@ -1,0 +1,54 @@
+"""What the flags and settings ask of an engine: a flag wins over the config file, and both over the default."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.checkpoints import write_variant
+from tileinfer_cli.opening import engine_options
+from tileinfer_cli.options import ModelFlags
+from tileinfer_core import bench
+from tileinfer_core.backends import select
+from tileinfer_core.engine import Engine, EngineOptions
+from tileinfer_core.settings import Settings
+
+CHOSEN = [(None, None, True), (None, False, False), (True, False, True), (False, None, False), (False, True, False)]
+
+
+class StoppedError(Exception):
+    pass
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What a GPU's loader is asked for; nothing is loaded."""
+    found = {}
+
+    def start(*_args, half_copies):
+        found["half_copies"] = half_copies
+        raise StoppedError
+
+    monkeypatch.setattr(select, "_start_cuda", start)
+    choice = select.BackendChoice("cuda", "pretended")
+    monkeypatch.setattr(bench, "choose_backend", lambda _asked: choice)
+    monkeypatch.setattr("tileinfer_core.engine.choose_backend", lambda _asked: choice)
+    return found
+
+
+@pytest.mark.parametrize(("flag", "setting", "expected"), CHOSEN)
+def test_half_copies(tmp_path, flag, setting, expected):
+    path = tmp_path / "config.toml"
+    path.write_text("" if setting is None else f"half_copies = {str(setting).lower()}\n")
+    settings = Settings.load({"HOME": str(tmp_path)}, path)
+    assert engine_options(ModelFlags(half_copies=flag), settings).half_copies is expected
+
+
+@pytest.mark.parametrize("half_copies", [False, True])
+def test_the_loader_is_told(tmp_path, asked, half_copies):
+    folder = write_variant(tmp_path / "model", "qwen3-tied")
+    with pytest.raises(StoppedError):
+        Engine.load(folder, EngineOptions(half_copies=half_copies))
+    assert asked.pop("half_copies") is half_copies
+    with pytest.raises(StoppedError):
+        bench.load_for_bench(folder, backend="auto", context=None, noise=False, half_copies=half_copies)
+    assert asked["half_copies"] is half_copies
