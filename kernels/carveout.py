@@ -18,15 +18,18 @@ _KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
 _PREFERRED_CARVEOUT = 14  # CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
 
 
-def step_carveout(arch: str, hidden: int, context: int = 512, *, int8: bool = False) -> int | None:
+def step_carveout(
+    arch: str, hidden: int, context: int = 512, *, int8: bool = False, int8_cache: bool = False
+) -> int | None:
     """The percentage for a decode step of a model with this hidden length; None leaves the choice to the driver.
 
     Steps of INT8 weights have a family of their own. `context` is the longest that the step's graph serves: attention's
-    loop over a long one wants more shared memory than its form of one page a block.
+    loop over a long one wants room for two blocks' rings on an SM, which are larger for keys and values in INT8.
     """
     family = "decode_step_int8" if int8 else "decode_step"
     try:
-        found = configs.config(family, arch, hidden=hidden, context=context)["carveout"]
+        kv_bytes = 1 if int8_cache else 2
+        found = configs.config(family, arch, hidden=hidden, context=context, kv_bytes=kv_bytes)["carveout"]
     except KeyError:
         return None
     return None if found is None else int(found)

@@ -86,6 +86,7 @@ class CudaRunner:
         # the longest sequence of each decode step's graph
         self.bucket_ends = ops.bucket_ends(model.structure, device.arch, memory.context)
         self._hidden, self._int8 = model.structure.hidden_size, model.int8("gate_up_proj", 0) is not None
+        self._int8_cache = kv == "int8"
         self._vocab: int = model.config.vocab_size
         self._sampling = SamplingState(device, self.buffers, self._vocab)
         self._chunks = _ChunkInputs(device, self.buffers)
@@ -99,7 +100,8 @@ class CudaRunner:
 
     def carveout(self, context: int) -> int | None:
         """Percent of shared memory that the kernels of a decode step ask for; None leaves it to the driver."""
-        return step_carveout(self.device.arch, self._hidden, self.bucket_end(context), int8=self._int8)
+        end = self.bucket_end(context)
+        return step_carveout(self.device.arch, self._hidden, end, int8=self._int8, int8_cache=self._int8_cache)
 
     def new_cache(self, max_tokens: int) -> KvCache:
         return KvCache(SequencePages(self.pool), min(max_tokens, self.context_limit))
