@@ -1,8 +1,6 @@
 """Times a decode step's kernels with INT8 weights on a GPU, in CUDA graphs, beside BF16 in the same run.
 
     python3 tests/bench/int8_chain.py Qwen3-0.6B Qwen3-4B      # without embedding and sampling: BF16, INT8, groups
-    python3 tests/bench/int8_chain.py --scan Qwen3-4B           # each product's tiles in the whole chain
-    python3 tests/bench/int8_chain.py --carveouts Qwen3-4B      # the step under several shared-memory carve-outs
     python3 tests/bench/int8_chain.py --attention               # attention + merge, INT8 and BF16 keys and values
     python3 tests/bench/int8_chain.py --attention --contexts 512 32768
 
@@ -13,9 +11,7 @@ over the copy ceiling.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from dataclasses import replace
 from typing import Any
 
 import cupy as cp
@@ -23,8 +19,6 @@ import numpy as np
 
 from kernels.attention_decode import attention_config, attention_decode, workspace_floats
 from kernels.carveout import step_carveout
-from kernels.compile import CompileError, compile_all
-from kernels.int8_dot import Int8Config, linear_int8_config, takes_digits
 from kernels.linear import linear_norm
 from kernels.linear_int8 import (
     int8_square_slots,
@@ -34,7 +28,7 @@ from kernels.linear_int8 import (
     linear_int8_xielu,
 )
 from kernels.shapes import MODELS, ModelShape
-from kernels.specs import ArraySpec, RecordingLauncher
+from kernels.specs import ArraySpec
 from tests.bench.decode_chain import (
     ARCH,
     BF16,
@@ -48,10 +42,9 @@ from tests.bench.decode_chain import (
     noise,
     rope_tables,
 )  # fmt: skip
+from tests.bench.timing import compile_ahead
 
 DEFAULT = {"down": 64, "lm_head": 64}  # columns of a scale, as `tileinfer quantize` makes them
-FAMILIES = {"qkv": "linear_int8_norm", "o": "linear_int8_residual", "down": "linear_int8_residual"}
-FAMILIES |= {"lm_head": "linear_int8_norm"}
 
 
 def random_bytes(*shape: int) -> Any:
@@ -69,7 +62,7 @@ class Int8Chain(StepBuffers):
 
     def __init__(self, m: ModelShape, groups: dict[str, int] | None = None, *, head: str = "int8") -> None:
         super().__init__(m)
-        self.groups, self.overrides = groups or {}, dict[str, Int8Config]()
+        self.groups = groups or {}
         self.layers = [[self._weight(p) for p in ("qkv", "o", "up", "down")] for _ in range(m.layers)]
         self.half_head = head != "int8"
         self.lm_head = (noise(*m.products["lm_head"]), None) if self.half_head else self._weight("lm_head")
@@ -81,116 +74,29 @@ class Int8Chain(StepBuffers):
         return random_bytes(n, k), cp.full((n, k // self.groups.get(product, k)), k**-0.5 / 74, dtype=cp.float32)
 
     def slots(self, product: str) -> int:
-        """Of the square sums, for the tiles in use now."""
-        n, k = self.m.products[product]
-        config = self.overrides.get(product)
-        if config is None:
-            return int8_square_slots(ARCH, n, k, self.groups.get(product))
-        return max(4, 1 << (-(-n // config.tile_n) - 1).bit_length())
-
-    def config(self, product: str) -> Int8Config:
-        family = FAMILIES.get(product, f"linear_int8_{self.m.activation}")
-        return self.overrides.get(product) or linear_int8_config(
-            ARCH, *self.m.products[product], self.groups.get(product), family
-        )
-
-    def takes(self, product: str, config: Int8Config) -> bool:
-        return takes_digits(config.tile_n, *self.m.products[product], self.groups.get(product))
-
-    def use(self, product: str, config: Int8Config) -> None:
-        self.overrides[product] = config
-        if product in self.sums:
-            self.sums[product] = cp.full((1, self.slots(product)), 1e-3, dtype=cp.float32)
+        """Of the square sums."""
+        return int8_square_slots(ARCH, *self.m.products[product], self.groups.get(product))
 
     def step(self, go: Any = LAUNCHER, *, attention: bool, layers: int | None = None) -> None:
-        m, c = self.m, self.overrides.get
+        m = self.m
         o, down = self.sums["o"], self.sums["down"]
         for (wq, wo, wu, wd), (k_pool, v_pool) in list(zip(self.layers, self.pools, strict=True))[:layers]:
-            linear_int8_norm(go, self.normed, down, *wq, self.qkv, eps=EPS, config=c("qkv"))
+            linear_int8_norm(go, self.normed, down, *wq, self.qkv, eps=EPS)
             if attention:
                 attention_decode(
                     go, self.qkv, self.head_gain, self.head_gain, self.cos, self.sin, k_pool, v_pool, self.table,
                     self.length, self.space, self.x, kv_heads=m.kv_heads, head_dim=m.head_dim, context=CONTEXT,
                 )  # fmt: skip
-            linear_int8_residual(go, self.x, *wo, self.stream, self.gain, self.normed, o, config=c("o"))
+            linear_int8_residual(go, self.x, *wo, self.stream, self.gain, self.normed, o)
             if m.activation == "swiglu":
-                linear_int8_swiglu(go, self.normed, o, *wu, self.act, eps=EPS, config=c("up"))
+                linear_int8_swiglu(go, self.normed, o, *wu, self.act, eps=EPS)
             else:
-                linear_int8_xielu(go, self.normed, o, *wu, self.alphas, self.act, eps=EPS, config=c("up"))
-            linear_int8_residual(go, self.act, *wd, self.stream, self.gain, self.normed, down, config=c("down"))
+                linear_int8_xielu(go, self.normed, o, *wu, self.alphas, self.act, eps=EPS)
+            linear_int8_residual(go, self.act, *wd, self.stream, self.gain, self.normed, down)
         if self.half_head:
             linear_norm(go, self.normed, down, self.lm_head[0], self.logits, eps=EPS)
         else:
-            linear_int8_norm(go, self.normed, down, *self.lm_head, self.logits, eps=EPS, config=c("lm_head"))
-
-
-# (rows, columns of a tile, occupancy) for the rows form; (rows, occupancy) for digits, by K; others take the rule
-TRIALS: dict[int, tuple[list[tuple[int, int, int | None]], list[tuple[int, int | None]]]] = {
-    1024: (
-        [(16, 256, None), (8, 256, None), (8, 256, 8)],
-        [(8, None), (16, None), (16, 6), (16, 8), (32, None), (32, 4)],
-    ),
-    2048: ([(8, 256, None), (4, 256, None)], [(4, None), (8, None), (8, 6), (16, None), (16, 4)]),
-    2560: ([(8, 256, 5)], [(8, None), (16, 4), (16, 3), (32, 2)]),
-    3072: ([(4, 256, None), (8, 256, None)], [(4, None), (8, None), (8, 4), (8, 6)]),
-    4096: ([(8, 256, 3)], [(4, None), (8, None), (8, 4), (8, 3), (16, None), (16, 3), (16, 2)]),
-    9728: ([(4, 256, 3)], [(4, None), (4, 3)]),
-    12288: ([], [(4, None), (4, 2), (4, 3), (4, 4)]),
-}
-
-
-def trials(k: int) -> list[Int8Config]:
-    rows, digits = TRIALS.get(k, ([], []))
-    return [Int8Config(rows, 64, blocks, "digits") for rows, blocks in digits] + [Int8Config(*tile) for tile in rows]
-
-
-def compile_ahead(chain: Int8Chain, wanted: list[tuple[str, Int8Config]]) -> None:
-    """Everything that the trials launch, on all cores."""
-    recorder = RecordingLauncher(ARCH, pdl=LAUNCHER.pdl)
-    chain.step(recorder, attention=True, layers=1)
-    for product, config in wanted:
-        before = chain.config(product)
-        chain.use(product, config)
-        chain.step(recorder, attention=False, layers=1)
-        chain.use(product, before)
-    for result in compile_all(recorder.records, ARCH, workers=os.cpu_count() or 2):
-        if isinstance(result, CompileError):
-            print(str(result)[:200], flush=True)
-
-
-def scan(name: str, layers: int | None) -> None:
-    """Each product's tile in the whole chain, or some layers of it, without attention; the best one kept."""
-    chain = Int8Chain(replace(MODELS[name], layers=layers or MODELS[name].layers), DEFAULT)
-    wanted = [(p, c) for p in ("up", "down", "qkv", "o", "lm_head") for c in trials(MODELS[name].products[p][1])]
-    wanted = [(p, c) for p, c in wanted if c.form == "rows" or chain.takes(p, c)]
-    compile_ahead(chain, wanted)
-    best = graph_us(lambda: chain.step(attention=False))
-    print(f"{name} before: {best:.1f} us", flush=True)
-    for product, config in wanted:
-        best = _try(chain, name, product, config, best)
-    print(f"{name} best: {best:.1f} us, {chain.overrides}", flush=True)
-    for percent in (None, 0, 4, 8, 14, 28, 43, 58):
-        us = graph_us(lambda: chain.step(attention=True), percent)
-        print(f"{name} best with attention, carve-out {percent}: {us:.1f} us", flush=True)
-
-
-def _try(chain: Int8Chain, name: str, product: str, config: Int8Config, best: float) -> float:
-    before = chain.config(product)
-    chain.use(product, config)
-    try:
-        us = graph_us(lambda: chain.step(attention=False))
-    except Exception as error:
-        print(f"{name} {product} {config}: {str(error)[:100]}", flush=True)
-        us = float("inf")
-    print(
-        f"{name} {product:8s} {config.form:6s} {config.tile_n:3d} x {config.tile_k:4d} "
-        f"occupancy {config.occupancy}: {us:8.1f} us",
-        flush=True,
-    )
-    if us < best - 0.5:
-        return us
-    chain.use(product, before)
-    return best
+            linear_int8_norm(go, self.normed, down, *self.lm_head, self.logits, eps=EPS)
 
 
 def bench(name: str, ceiling: dict[str, float]) -> None:
@@ -204,7 +110,7 @@ def bench(name: str, ceiling: dict[str, float]) -> None:
     ):
         cp.get_default_memory_pool().free_all_blocks()
         chain = Int8Chain(m, groups, head=head)
-        compile_ahead(chain, [])
+        compile_ahead([lambda go, c=chain: c.step(go, attention=True, layers=1)])
         _show(name, [(label, chain.nbytes, lambda a, c=chain: c.step(attention=a))], carveout, ceiling)
         del chain
 
@@ -229,26 +135,10 @@ def _show(name: str, forms: list[Any], carveout: int | None, ceiling: dict[str, 
             )
 
 
-def carveouts(name: str) -> None:
-    chain = Int8Chain(MODELS[name], DEFAULT)
-    compile_ahead(chain, [])
-    for percent in (None, 0, 4, 8, 14, 28, 43, 58):
-        without, whole = (graph_us(lambda a=a: chain.step(attention=a), percent) for a in (False, True))
-        print(
-            f"{name:14s} carve-out {percent!s:5s} {without:8.1f} us without attention, {whole:8.1f} us with it",
-            flush=True,
-        )
-
-
 def attention(ceiling: dict[str, float], contexts: list[int]) -> None:
     """Attention and merge alone, 32 query and 8 KV heads of 128, by the driver's carve-out and by the largest."""
     cases = [Attention(context, int8=int8) for context in contexts for int8 in (False, True)]
-    recorder = RecordingLauncher(ARCH, pdl=LAUNCHER.pdl)
-    for case in cases:
-        case.launch(recorder, *case.specs())
-    for result in compile_all(recorder.records, ARCH, workers=os.cpu_count() or 2):
-        if isinstance(result, CompileError):
-            print(str(result)[:200], flush=True)
+    compile_ahead([lambda go, c=case: c.launch(go, *c.specs()) for case in cases])
     for case in cases:
         times = case.times()
         share = 100 * case.nbytes / min(times) / 1e3 / ceiling["read"]
@@ -312,9 +202,6 @@ class Attention:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", choices=[[], *MODELS], help="names from kernels/shapes.py")
-    parser.add_argument("--scan", action="store_true")
-    parser.add_argument("--layers", type=int, help="of the model, in a scan; all without it")
-    parser.add_argument("--carveouts", action="store_true")
     parser.add_argument("--attention", action="store_true")
     parser.add_argument("--contexts", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192, 32768])
     args = parser.parse_args()
@@ -324,12 +211,7 @@ def main() -> None:
         attention(ceiling, args.contexts)
     for name in args.models:
         cp.get_default_memory_pool().free_all_blocks()
-        if args.scan:
-            scan(name, args.layers)
-        elif args.carveouts:
-            carveouts(name)
-        else:
-            bench(name, ceiling)
+        bench(name, ceiling)
 
 
 if __name__ == "__main__":

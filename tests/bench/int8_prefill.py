@@ -14,7 +14,6 @@ are noise, every layer has its own.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 from dataclasses import dataclass
 from functools import partial
@@ -23,13 +22,12 @@ from unittest import mock
 
 import numpy as np
 
-from kernels.compile import CompileError, compile_all
 from kernels.dequantise import DequantiseConfig, dequantise
 from kernels.linear_prefill import LinearPrefillConfig
 from kernels.shapes import MODELS
 from kernels.specs import Recorded, RecordingLauncher
 from tests.bench.int8_engine import config as config_of
-from tests.bench.timing import Report
+from tests.bench.timing import Report, compile_records
 from tileinfer_core.backends.cuda import ops
 from tileinfer_core.backends.cuda.buffers import buffer_specs
 from tileinfer_core.backends.cuda.census_steps import Step
@@ -177,12 +175,6 @@ class Chunk:
         return self.device.download(self.runner.buffers["rows_residual"][:tokens])
 
 
-def compile_ahead(arch: str, records: list[Recorded]) -> None:
-    for result in compile_all(records, arch, workers=os.cpu_count() or 2):
-        if isinstance(result, CompileError):
-            say(str(result)[:300])
-
-
 def check(chunk: Chunk, tokens: int) -> None:
     """Raises AssertionError."""
     want = chunk.stream(chunk.launches(tokens, WAITING), tokens)
@@ -263,7 +255,7 @@ def scan(half: Chunk, int8: Chunk, lengths: Sequence[int]) -> None:
         names = {f"{family}{form}_kernel" for form in FORMS}
         variants = _trials(family, tiles)
         records = [r for tokens in lengths for variant in variants for r in chunk.launches(tokens, variant)]
-        compile_ahead(chunk.device.arch, [record for record in records if record.name in names])
+        compile_records([record for record in records if record.name in names])
         for tokens in lengths:
             time_tiles(chunk, tokens, family, tiles)
 
@@ -297,7 +289,7 @@ def main() -> None:
             continue
         works = [half.launches(tokens) for tokens in args.tokens]
         works += [int8.launches(tokens, variant) for tokens in args.tokens for variant in variants]
-        compile_ahead(device.arch, [record for work in works for record in work])
+        compile_records([record for work in works for record in work])
         say(f"{name}, {args.layers} layers, {args.recipe} recipe")
         for tokens in args.tokens:
             try:

@@ -17,6 +17,8 @@ from kernels.specs import RecordingLauncher
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from kernels.specs import Recorded
+
 BF16 = np.dtype(ml_dtypes.bfloat16)
 STREAM = cp.cuda.Stream(non_blocking=True)
 ARCH = f"sm_{cp.cuda.Device(0).compute_capability}"
@@ -48,9 +50,14 @@ def compile_ahead(calls: Iterable[Callable[[Any], None]]) -> None:
     recorder = RecordingLauncher(ARCH, pdl=LAUNCHER.pdl)
     for call in calls:
         call(recorder)
-    for result in compile_all(recorder.records, ARCH, workers=os.cpu_count() or 2):
+    compile_records(recorder.records)
+
+
+def compile_records(records: list[Recorded]) -> None:
+    """The same for launches that are recorded already; what does not compile is printed."""
+    for result in compile_all(records, ARCH, workers=os.cpu_count() or 2):
         if isinstance(result, CompileError):
-            print(str(result)[:200], flush=True)
+            print(str(result)[:300], flush=True)
 
 
 def random_half(*shape: int, scale: float = 1.0) -> Any:

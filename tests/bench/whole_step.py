@@ -12,21 +12,19 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import statistics
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from unittest import mock
 
 import kernels.attention_decode as decode
 from kernels import linear_int8
 from kernels.attention_decode import AttentionConfig, attention_config, workspace_floats
-from kernels.compile import CompileError, compile_all
 from kernels.int8_digits import CHUNK
 from kernels.int8_dot import Int8Config, linear_int8_config, takes_digits
 from kernels.shapes import MODELS
 from tests.bench.int8_engine import config as config_of
-from tests.bench.timing import Report
+from tests.bench.timing import Report, compile_records
 from tileinfer_core.backends.cuda.census_steps import Step
 from tileinfer_core.backends.cuda.census_times import prepare
 from tileinfer_core.backends.cuda.gpu import GpuDevice, elapsed_us
@@ -48,7 +46,7 @@ GROUPS = {"down": 64, "lm_head": 64}  # columns of a scale, as `tileinfer quanti
 say = Report("whole_step")
 WARMUP, REPLAYS = 3, 15
 MOST_SPLITS = 96
-TILES = ((24, 32, 40, 48, 64), (2, 3, 4), (1, 2), (1, 2))  # splits, occupancy, pages, latency
+TILES = ((32,), (3, 4), (1, 2), (1, 2, 4))  # splits, occupancy, pages, latency
 SPARE = 256  # tokens: each replay adds one
 
 
@@ -124,13 +122,7 @@ class WholeStep:
         return [statistics.median(times) for times in zip(*rounds[WARMUP:], strict=True)]
 
 
-def compile_ahead(arch: str, records: list[Any]) -> None:
-    for result in compile_all(records, arch, workers=os.cpu_count() or 2):
-        if isinstance(result, CompileError):
-            say(str(result)[:300])
-
-
-def time_steps(step: WholeStep, arch: str, context: int, tiles: Attentions, products: bool, carveouts: Cuts) -> None:
+def time_steps(step: WholeStep, context: int, tiles: Attentions, products: bool, carveouts: Cuts) -> None:
     own = step.own(context)
     trials: list[tuple[str, list[Recorded]]] = [("the engine's", step.launches(own, context))]
     for splits, occupancy, pages, latency in tiles:
@@ -144,7 +136,7 @@ def time_steps(step: WholeStep, arch: str, context: int, tiles: Attentions, prod
                 step.use(product, config)
                 trials.append((f"{product}: {rows} rows, occupancy {occupancy}", step.launches(own, context)))
                 step.use(product, None)
-    compile_ahead(arch, [record for _, launches in trials for record in launches])
+    compile_records([record for _, launches in trials for record in launches])
     cuts = [step.carveout(context), *carveouts, None]
     say(f"  {context:5d} positions, us by carve-out {', '.join(map(str, cuts))}")
     for name, launches in trials:
@@ -168,7 +160,7 @@ def main() -> None:
         recipe = "default" if weights == "int8" else "bf16"
         step = WholeStep(device, name, recipe, max(args.contexts), kv)
         for context in args.contexts:
-            time_steps(step, device.arch, context, tiles, args.products and weights == "int8", args.carveouts)
+            time_steps(step, context, tiles, args.products and weights == "int8", args.carveouts)
 
 
 if __name__ == "__main__":
