@@ -113,16 +113,7 @@ def load_for_bench(
         name, path = f"random weights, {config}", config
     noise = config is not None
     with Progress(cli.streams.err, quiet=quiet) as progress:
-        loaded = load(
-            path,
-            backend=options.backend,
-            context=options.context,
-            kv=options.kv,
-            half_copies=options.half_copies,
-            noise=noise,
-            shape=shape,
-            on_progress=progress,
-        )
+        loaded = load(path, options, noise=noise, shape=shape, on_progress=progress)
     for warning in loaded.warnings:
         print_warning(cli.streams.err, warning)
     _say_fallback(cli, options, loaded.backend, quiet=quiet)

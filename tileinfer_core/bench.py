@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from tileinfer_core.backends.base import Runner
     from tileinfer_core.backends.select import BackendChoice
+    from tileinfer_core.engine import EngineOptions
     from tileinfer_core.models.decoder import ModelDefinition
     from tileinfer_core.progress import OnProgress
 
@@ -133,13 +134,10 @@ class Loaded:
 
 def load_for_bench(
     path: Path,
+    options: EngineOptions,
     *,
-    backend: str,
-    context: int | None,
     noise: bool,
     shape: ModelConfig | None = None,
-    kv: str | None = None,
-    half_copies: bool = True,
     on_progress: OnProgress = silent,
 ) -> Loaded:
     """A model's folder; with `noise` a config.json (or a folder with one) whose weights are made up.
@@ -152,7 +150,7 @@ def load_for_bench(
     start = time.perf_counter()
     file = path / "config.json" if path.is_dir() else path
     config = shape or ModelConfig.from_dict(read_json_object(file, max_bytes=4 << 20), str(file))
-    choice = choose_backend(backend)
+    choice = choose_backend(options.backend)
     files: WeightFiles | None = None
     warnings: tuple[str, ...] = ()
     if noise:
@@ -160,17 +158,7 @@ def load_for_bench(
     else:
         files = WeightFiles.open(path)
         model, warnings = define_from_files(config, files)
-    kv = kv or config.kv or "bf16"
-    runner = load_runner(
-        choice,
-        model,
-        files,
-        context=context,
-        prefill_chunk=None,
-        kv=kv,
-        half_copies=half_copies,
-        on_progress=on_progress,
-    )
+    runner = load_runner(choice, model, files, options.for_loading(config), on_progress)
     return Loaded(runner, model, choice, time.perf_counter() - start, warnings)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tileinfer_core.answer_stream import AnswerStream
-from tileinfer_core.backends.select import BackendChoice, choose_backend, start_loading
+from tileinfer_core.backends.select import BackendChoice, LoadOptions, choose_backend, start_loading
 from tileinfer_core.config import ModelConfig
 from tileinfer_core.decode import Job, Tally, generate
 from tileinfer_core.errors import ContextLengthError, UsageError
@@ -49,6 +49,9 @@ class EngineOptions:
     prefill_chunk: int | None = None
     kv: str | None = None
     half_copies: bool = True
+
+    def for_loading(self, config: ModelConfig) -> LoadOptions:
+        return LoadOptions(self.context, self.prefill_chunk, self.kv or config.kv or "bf16", self.half_copies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +103,7 @@ class Engine:
         choice = choose_backend(options.backend)
         files = WeightFiles.open(path)
         model, warnings = define_from_files(config, files)
-        loading = start_loading(
-            choice,
-            model,
-            files,
-            context=options.context,
-            prefill_chunk=options.prefill_chunk,
-            kv=options.kv or config.kv or "bf16",
-            half_copies=options.half_copies,
-        )
+        loading = start_loading(choice, model, files, options.for_loading(config))
         try:
             with _short_turns():  # on the CPU, threads are reading the weights
                 encoder = PromptEncoder.load(path, config)

@@ -55,8 +55,9 @@ def entries() -> int:
 
 def load(name: str) -> Any:
     from tileinfer_core.bench import load_for_bench
+    from tileinfer_core.engine import EngineOptions
 
-    return load_for_bench(config_file(name), backend="cuda", context=4096, noise=True)
+    return load_for_bench(config_file(name), EngineOptions("cuda", context=4096), noise=True)
 
 
 def ahead(_out: Path, _chosen: str) -> None:

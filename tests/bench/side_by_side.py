@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from tileinfer_core.bench import BenchOptions, load_for_bench, run_bench
+from tileinfer_core.engine import EngineOptions
 from tileinfer_core.sampling import SamplingParams
 
 RUNS = 5
@@ -31,7 +32,7 @@ RUNS = 5
 
 def tileinfer(folder: Path, context: int, tokens: int) -> tuple[float, dict[str, Any]]:
     """Tokens per second, and the whole report."""
-    loaded = load_for_bench(folder, backend="cuda", context=context + tokens + 64, noise=False)
+    loaded = load_for_bench(folder, EngineOptions("cuda", context=context + tokens + 64), noise=False)
     options = BenchOptions(
         prefill=(context,),
         contexts=(context,),

@@ -17,6 +17,7 @@ import cupy as cp
 import numpy as np
 
 from tileinfer_core.bench import load_for_bench
+from tileinfer_core.engine import EngineOptions
 
 if TYPE_CHECKING:
     from tileinfer_core.backends.cuda.gpu import GpuDevice
@@ -84,7 +85,7 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    loaded = load_for_bench(Path(sys.argv[1]), backend="cuda", context=None, noise=True)
+    loaded = load_for_bench(Path(sys.argv[1]), EngineOptions("cuda"), noise=True)
     show(account(loaded.runner, int(sys.argv[2]) if len(sys.argv) > 2 else 512))
 
 

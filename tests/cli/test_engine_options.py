@@ -24,8 +24,8 @@ def asked(monkeypatch):
     """What a GPU's loader is asked for; nothing is loaded."""
     found = {}
 
-    def start(*_args, half_copies):
-        found["half_copies"] = half_copies
+    def start(_model, _files, options):
+        found["half_copies"] = options.half_copies
         raise StoppedError
 
     monkeypatch.setattr(select, "_start_cuda", start)
@@ -50,5 +50,5 @@ def test_the_loader_is_told(tmp_path, asked, half_copies):
         Engine.load(folder, EngineOptions(half_copies=half_copies))
     assert asked.pop("half_copies") is half_copies
     with pytest.raises(StoppedError):
-        bench.load_for_bench(folder, backend="auto", context=None, noise=False, half_copies=half_copies)
+        bench.load_for_bench(folder, EngineOptions(half_copies=half_copies), noise=False)
     assert asked["half_copies"] is half_copies

@@ -273,9 +273,10 @@ def test_times_against_bounds(census: Census):
 
 def test_noise_of_a_shape_by_its_name(tmp_path):
     from tileinfer_core.bench import load_for_bench
+    from tileinfer_core.engine import EngineOptions
 
     config = ModelConfig.from_dict({**tiny_models.VARIANTS["qwen3-tied"]}, "tiny")
-    loaded = load_for_bench(tmp_path / "no file", backend="cpu", context=None, noise=True, shape=config)
+    loaded = load_for_bench(tmp_path / "no file", EngineOptions("cpu"), noise=True, shape=config)
     assert loaded.model.config is config
     runner = SimpleNamespace(runner=loaded.runner, backend=loaded.backend, model=loaded.model)
     with pytest.raises(BackendUnavailableError, match="a census times GPU kernels, and this is cpu: asked for"):

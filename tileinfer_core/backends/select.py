@@ -69,86 +69,74 @@ class RunnerLoad:
     cancel: Callable[[], None]
 
 
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How a model is held in memory.
+
+    `context` is what the user asked for: a backend that plans its memory refuses one that does not fit, and without it
+    finds the longest that does. `prefill_chunk` None is the backend's own choice. `kv` "int8" keeps keys and values in
+    INT8, "bf16" as the model has them. `half_copies` lets a GPU keep INT8 weights in half precision too, for prompts,
+    in memory that nothing else needs.
+    """
+
+    context: int | None = None
+    prefill_chunk: int | None = None
+    kv: str = "bf16"
+    half_copies: bool = True
+
+
 def load_runner(
     choice: BackendChoice,
     model: ModelDefinition,
     files: WeightFiles | None,
-    *,
-    context: int | None,
-    prefill_chunk: int | None,
-    kv: str,
-    half_copies: bool,
+    options: LoadOptions,
     on_progress: OnProgress,
 ) -> Runner:
     """Load the weights on the backend chosen; `files` None fills them with noise, for timing a shape.
 
-    For the other arguments and errors see `start_loading`.
+    For errors see `start_loading`.
     """
     if files is None and choice.name == "cpu":
         from tileinfer_core.backends.numpy_backend import NumpyRunner  # noqa: PLC0415
 
-        return NumpyRunner.with_noise(model, kv=kv)
-    loading = start_loading(
-        choice, model, files, context=context, prefill_chunk=prefill_chunk, kv=kv, half_copies=half_copies
-    )
-    return loading.finish(on_progress)
+        return NumpyRunner.with_noise(model, kv=options.kv)
+    return start_loading(choice, model, files, options).finish(on_progress)
 
 
 def start_loading(
-    choice: BackendChoice,
-    model: ModelDefinition,
-    files: WeightFiles | None,
-    *,
-    context: int | None,
-    prefill_chunk: int | None,
-    kv: str,
-    half_copies: bool,
+    choice: BackendChoice, model: ModelDefinition, files: WeightFiles | None, options: LoadOptions
 ) -> RunnerLoad:
     """Begin to load the weights on the backend chosen.
 
-    `context` is what the user asked for: a backend that plans its memory refuses one that does not fit, and without it
-    finds the longest that does. `prefill_chunk` None is the backend's own choice. `kv` "int8" keeps keys and values in
-    INT8, "bf16" as the model has them. `half_copies` lets a GPU keep INT8 weights in half precision too, in memory that
-    nothing else needs.
-
     Raises:
-        UsageError: `kv` is neither.
+        UsageError: `kv` is no format.
         OutOfMemoryError, BackendUnavailableError: what keeps it from running.
     """
-    if kv not in KV_FORMATS:
-        raise UsageError(f"--kv must be one of {', '.join(KV_FORMATS)}, found {kv!r}")
+    if options.kv not in KV_FORMATS:
+        raise UsageError(f"--kv must be one of {', '.join(KV_FORMATS)}, found {options.kv!r}")
     if choice.name == "cuda":
-        return _start_cuda(model, files, context, prefill_chunk, kv, half_copies=half_copies)
+        return _start_cuda(model, files, options)
     assert files is not None  # noqa: S101 - noise needs no loading
-    return _start_cpu(model, files, kv)
+    return _start_cpu(model, files, options.kv)
 
 
-def _start_cuda(
-    model: ModelDefinition,
-    files: WeightFiles | None,
-    context: int | None,
-    prefill_chunk: int | None,
-    kv: str,
-    *,
-    half_copies: bool,
-) -> RunnerLoad:
+def _start_cuda(model: ModelDefinition, files: WeightFiles | None, options: LoadOptions) -> RunnerLoad:
     try:
         from tileinfer_core.backends.cuda import load  # noqa: PLC0415 - a backend is imported when chosen
         from tileinfer_core.backends.cuda.gpu import GpuDevice  # noqa: PLC0415
     except ImportError as error:  # installed, but not for this driver or this Python
         hint = "`tileinfer doctor` looks closer; --backend cpu runs without a GPU"
         raise BackendUnavailableError(f"the CUDA backend can't be imported: {error}", hint=hint) from error
-    chunk = prefill_chunk or load.PREFILL_CHUNK
 
     def finish(on_progress: OnProgress) -> Runner:
         return load.load_runner(
             model,
             files,
             GpuDevice(),
-            context=context,
-            prefill_chunk=chunk,
-            kv=kv,
-            half_copies=half_copies,
+            context=options.context,
+            prefill_chunk=options.prefill_chunk or load.PREFILL_CHUNK,
+            kv=options.kv,
+            half_copies=options.half_copies,
             on_progress=on_progress,
         )
 
