@@ -17,14 +17,15 @@ from kernels import compile as compile_module
 from kernels.compile import CompileError
 from kernels.cubin_store import CubinStore
 from kernels.specs import ArraySpec, RecordingLauncher
-from tests.checkpoints import write_checkpoint
+from tests.checkpoints import quantization_config, write_checkpoint
 from tests.reference import tiny_models
 from tileinfer_core.backends.cuda import load, warmup
+from tileinfer_core.backends.cuda.census_steps import ShapeDevice
 from tileinfer_core.backends.cuda.interpreted import InterpretedDevice
 from tileinfer_core.backends.cuda.warmup import KernelWarmup
 from tileinfer_core.config import ModelConfig
 from tileinfer_core.errors import BackendError
-from tileinfer_core.models.define import define_from_files
+from tileinfer_core.models.define import define_from_files, define_model
 from tileinfer_core.progress import silent
 from tileinfer_core.weights import WeightFiles
 
@@ -95,6 +96,34 @@ def test_every_kernel_of_every_step_is_compiled_once_and_launched(warm, runner):
     assert [event.done for event in events] == sorted(event.done for event in events)
     assert events[-1].done == events[-1].total == len(names)
     assert events[-1].unit == "kernels"
+
+
+BY_LAYER = {"re:.*layers.1.*(q|k|v|gate|up)_proj": None, "re:.*(o|down)_proj": None}
+IN_GROUPS = {"re:.*(q|k|v)_proj": 64, "Linear": None}  # widened at a layer's start, behind the layer before
+
+
+@pytest.mark.parametrize("half_copies", [False, True], ids=["stored", "copies"])
+@pytest.mark.parametrize("chunk", [192, 704])
+@pytest.mark.parametrize("targets", [{"Linear": None}, BY_LAYER, IN_GROUPS], ids=["alike", "by layer", "in groups"])
+def test_no_length_and_no_layer_is_left_to_compile_in_an_answer(targets, chunk, half_copies):
+    """A context may end within a range of lengths, and formats may differ by the layer."""
+    big = {"hidden_size": 2560, "intermediate_size": 9728, "num_attention_heads": 32, "num_key_value_heads": 8}
+    config = {**CONFIG, **big, "head_dim": 128, "quantization_config": quantization_config(targets)}
+    model, device = define_model(ModelConfig.from_dict(config), tied=True), ShapeDevice("sm_90")
+    made, _ = load.empty_runner(
+        model, device, context=chunk, chunk=chunk, half="bfloat16", kv="bf16", half_copies=half_copies
+    )
+    known = {
+        record.identity()
+        for record in KernelWarmup(made.plans, made.bucket_ends, device, made.buffers["length"], chunk).records()
+    }
+    late = {
+        record.name
+        for step in (*map(made.plans.prefill, range(64, chunk + 1, 64)), made.plans.copies(), made.plans.decode(chunk))
+        for record in step
+        if record.identity() not in known
+    }
+    assert not late
 
 
 def test_the_scratch_page_is_all_that_the_launches_write(warm, runner):

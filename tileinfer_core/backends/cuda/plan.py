@@ -111,10 +111,24 @@ class Plans:
         launcher = RecordingLauncher(self._arch, pdl=self._pdl, processors=self._processors)
         return ops.Ops(launcher, self._structure)
 
+    def layers_of_every_kind(self) -> int:
+        """How many of the first layers launch every kernel that any layer does: one where all are alike.
+
+        Formats may differ by the layer. Weights in groups at a layer's start are widened behind the layer before: the
+        first has none.
+        """
+        kinds = []
+        for index in range(len(self._weights.layers)):
+            products = self.products(index)
+            formats = tuple(None if product.scale is None else tuple(product.scale.shape) for product in products)
+            first = products[0].scale is not None and products[0].scale.shape[1] > 1 and index == 0
+            kinds.append((first, formats))
+        return 1 + max(map(kinds.index, kinds))
+
     # -- prefill
 
     def prefill(self, rows: int, layers: int | None = None) -> list[Recorded]:
-        """`layers` cuts the plan short, for a look at its kernels: all layers are alike."""
+        """`layers` cuts the plan short, for a look at its kernels: see layers_of_every_kind."""
         o, b, w = self._ops(), self._b, self._weights
         x = b["rows_residual"][:rows]  # [T, D]
         o.embed_rows(b["token_ids"][:rows], Weight(w.embedding, w.embedding_scale), x)

@@ -1,9 +1,9 @@
 """All kernels of a model compiled in parallel before the first token, and loaded onto the device.
 
 A model's plans name every kernel with the arrays it will get, so what is compiled is what will be launched. Results go
-to disk (kernels/cubin_store.py): on the next run nothing is compiled again. Then each kernel is launched once, on one
-layer and the scratch page, because the driver loads a kernel at its first launch. Both happen in a thread while the
-weights are read: tileiras runs in processes of its own, and reading files holds no lock of Python's.
+to disk (kernels/cubin_store.py): on the next run nothing is compiled again. Then each kernel is launched once, on the
+first layer of its kind and the scratch page, because the driver loads a kernel at its first launch. Both happen in a
+thread while the weights are read: tileiras runs in processes of its own, and reading files holds no lock of Python's.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class KernelWarmup:
         self._ends = ends
         self._device = device
         self._length = length
-        self._rows = [rows for rows in PREFILL_ROWS if rows <= chunk]
+        self._rows = [*(rows for rows in PREFILL_ROWS if rows < chunk), chunk]  # whose range no other length stands for
         self._state = threading.Condition()
         self._done = 0
         self._total: int | None = None
@@ -96,12 +96,13 @@ class KernelWarmup:
         return self._seconds
 
     def records(self) -> list[Recorded]:
-        """Each kernel at least once, in the order of a prompt and its answer: one layer of every kind of step."""
+        """Each kernel at least once, in the order of a prompt and its answer: one layer of each kind in every step."""
         plans = self._plans
-        found = [record for rows in self._rows for record in plans.prefill(rows, layers=1)]
-        found += [*plans.copies(layers=1), *plans.head(), *plans.sample()]
+        layers = plans.layers_of_every_kind()
+        found = [record for rows in self._rows for record in plans.prefill(rows, layers=layers)]
+        found += [*plans.copies(layers=layers), *plans.head(), *plans.sample()]
         for end in self._ends:
-            found += plans.decode(end, layers=1)
+            found += plans.decode(end, layers=layers)
         return found
 
     def _run(self) -> None:
