@@ -149,13 +149,21 @@ def config_dict(shape: ModelShape) -> dict[str, Any]:
 
 
 def census_without_gpu(
-    name: str, config: ModelConfig, arch: str, step: Step, *, on_progress: OnProgress = silent
+    name: str,
+    config: ModelConfig,
+    arch: str,
+    step: Step,
+    *,
+    kv: str | None = None,
+    half_copies: bool = True,
+    on_progress: OnProgress = silent,
 ) -> Census:
-    """Everything but the times. Raises BackendError, UnsupportedModelError."""
+    """Everything but the times; `kv` and `half_copies` as the engine's. Raises BackendError, UnsupportedModelError."""
     require_compiler()
     model = define_model(config, tied=config.tie_word_embeddings)
     half = "float16" if config.dtype == "float16" else "bfloat16"
-    runner = shape_runner(model, arch, max(step.context, 2048), half)
+    kv = kv or config.kv or "bf16"
+    runner = shape_runner(model, arch, max(step.context, 2048), half, kv=kv, half_copies=half_copies)
     launches = record_step(runner, model, step)
     rows = _rows(launches, step, _resources(launches, arch, on_progress))
     return Census(name, step.kind, step.tokens, step.context, arch, None, rows)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.checkpoints import write_variant
+from tileinfer_cli.commandline import Cli
+from tileinfer_cli.commands import kernels_census
 from tileinfer_cli.opening import engine_options
-from tileinfer_cli.options import ModelFlags
+from tileinfer_cli.options import KvFormat, ModelFlags
 from tileinfer_core import bench
 from tileinfer_core.backends import select
 from tileinfer_core.engine import Engine, EngineOptions
@@ -52,3 +54,17 @@ def test_the_loader_is_told(tmp_path, asked, half_copies):
     with pytest.raises(StoppedError):
         bench.load_for_bench(folder, EngineOptions(half_copies=half_copies), noise=False)
     assert asked["half_copies"] is half_copies
+
+
+def test_a_census_without_a_gpu_is_told_too(tmp_path, monkeypatch, recorded):
+    def census(*_args, kv, half_copies, **_more):
+        assert (kv, half_copies) == ("int8", False)
+        raise StoppedError
+
+    monkeypatch.setattr("tileinfer_core.kernel_census.census_without_gpu", census)
+    monkeypatch.setenv("TILEINFER_CONFIG", str(tmp_path / "absent.toml"))
+    where = ModelFlags(kv=KvFormat.int8, half_copies=False)
+    with pytest.raises(StoppedError):
+        kernels_census.run(
+            Cli(recorded(tty=False)), where=where, random_weights="Qwen3-0.6B", arch=["sm_80"], as_json=True, quiet=True
+        )

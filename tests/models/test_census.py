@@ -160,6 +160,22 @@ def test_a_census_without_a_gpu(census: Census):
     json.dumps(census.as_dict())
 
 
+@pytest.mark.parametrize(("kv", "half_copies"), [(None, True), ("int8", False)])
+def test_a_census_is_of_the_engine_asked_for(monkeypatch, kv, half_copies):
+    """Without a GPU too: by copies or by digits, with keys and values in either form."""
+    made = []
+    monkeypatch.setattr(kernel_census, "_resources", lambda launches, *_: made.extend(launches))
+    monkeypatch.setattr(kernel_census, "_rows", lambda *_: ())
+    shape = dataclasses.replace(MODELS["Qwen3-0.6B"], layers=2)
+    section = quantization_config({"Linear": None})
+    config = ModelConfig.from_dict({**kernel_census.config_dict(shape), "quantization_config": section})
+    step = chosen_step("prefill", 1024, 1024)
+    kernel_census.census_without_gpu("two layers", config, "sm_90", step, kv=kv, half_copies=half_copies)
+    names = {launch.name for launch in made}
+    assert any("digits" in name for name in names) is not half_copies
+    assert any("widen" in name for name in names) is (kv == "int8")
+
+
 def timed(census: Census, added: float = 2.0) -> Census:
     rows = tuple(
         dataclasses.replace(row, time_us=added, alone_us=3.0, gap_us=added - 3.0, bound_us=1.0, gb_s=1.0, share=0.5)

@@ -102,10 +102,20 @@ class ShapeDevice:
     def close(self) -> None: ...
 
 
-def shape_runner(model: ModelDefinition, arch: str, context: int, half: str = "bfloat16") -> CudaRunner:
+def shape_runner(
+    model: ModelDefinition,
+    arch: str,
+    context: int,
+    half: str = "bfloat16",
+    *,
+    kv: str = "bf16",
+    half_copies: bool = True,
+) -> CudaRunner:
     """A runner whose plans can be recorded on any machine. Raises UnsupportedModelError."""
     chunk = buf.padded_rows(min(PREFILL_CHUNK, context))
-    runner, _ = empty_runner(model, ShapeDevice(arch), context=context, chunk=chunk, half=half, kv="bf16")
+    runner, _ = empty_runner(
+        model, ShapeDevice(arch), context=context, chunk=chunk, half=half, kv=kv, half_copies=half_copies
+    )
     return runner
 
 
