@@ -49,7 +49,16 @@ def plan_of(
     return plan_quantize(source, target, name, recipe, calibration=text, kv=kv, force=force)
 
 
-def make(cli: Cli, plan: QuantizePlan, how: QuantizeFlags, backend: str, *, as_json: bool, quiet: bool) -> None:
+def make(
+    cli: Cli,
+    plan: QuantizePlan,
+    how: QuantizeFlags,
+    backend: str,
+    *,
+    half_copies: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
     """Runs a plan and prints its receipt; one that is complete is only shown."""
     from tileinfer_core.quantize import execute_quantize
     from tileinfer_core.receipt import QualityOptions, read_receipt
@@ -62,7 +71,7 @@ def make(cli: Cli, plan: QuantizePlan, how: QuantizeFlags, backend: str, *, as_j
         if not quiet:
             what = f"{size(plan.bytes_before)} become {size(plan.bytes_after)} as INT8, {plan.recipe.name}"
             render.print_note(err, f"{plan.name}: {what}; {size(plan.free_bytes)} free in {plan.target.parent}")
-        quality = QualityOptions(backend, how.eval_tokens) if how.eval_tokens > 0 else None
+        quality = QualityOptions(backend, how.eval_tokens, half_copies) if how.eval_tokens > 0 else None
         with render.Progress(err, lasting=True, quiet=quiet) as progress:
             receipt = execute_quantize(plan, quality, progress).as_dict()
     if as_json:

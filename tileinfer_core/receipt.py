@@ -28,10 +28,11 @@ TOKENS = 2048
 
 @dataclass(frozen=True, slots=True)
 class QualityOptions:
-    """How to measure: `backend` as in EngineOptions, and how many `tokens` of the bundled text."""
+    """How to measure: `backend` and `half_copies` as in EngineOptions, and how many `tokens` of the bundled text."""
 
     backend: str = "auto"
     tokens: int = TOKENS
+    half_copies: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,8 @@ def measure_quality(
     names = []
 
     def load(folder: Path) -> Engine:
-        engine = Engine.load(folder, EngineOptions(backend=options.backend), on_progress)
+        wanted = EngineOptions(backend=options.backend, half_copies=options.half_copies)
+        engine = Engine.load(folder, wanted, on_progress)
         names.append(engine.backend.name)
         return engine
 

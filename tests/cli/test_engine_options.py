@@ -6,9 +6,9 @@ import pytest
 
 from tests.checkpoints import write_variant
 from tileinfer_cli.commandline import Cli
-from tileinfer_cli.commands import kernels_census
+from tileinfer_cli.commands import kernels_census, quantize
 from tileinfer_cli.opening import engine_options
-from tileinfer_cli.options import KvFormat, ModelFlags
+from tileinfer_cli.options import KvFormat, ModelFlags, QuantizeFlags
 from tileinfer_core import bench
 from tileinfer_core.backends import select
 from tileinfer_core.engine import Engine, EngineOptions
@@ -54,6 +54,24 @@ def test_the_loader_is_told(tmp_path, asked, half_copies):
     with pytest.raises(StoppedError):
         bench.load_for_bench(folder, EngineOptions(half_copies=half_copies), noise=False)
     assert asked["half_copies"] is half_copies
+
+
+@pytest.mark.parametrize("setting", [False, True])
+def test_the_loss_of_quantising_is_measured_as_the_config_file_says(tmp_path, monkeypatch, recorded, setting):
+    found = []
+
+    def load(_folder, options, _on_progress):
+        found.append(options.half_copies)
+        raise StoppedError
+
+    monkeypatch.setattr(Engine, "load", load)
+    path = tmp_path / "config.toml"
+    path.write_text(f"half_copies = {str(setting).lower()}\n")
+    monkeypatch.setenv("TILEINFER_CONFIG", str(path))
+    source = write_variant(tmp_path / "model", "qwen3-tied")
+    with pytest.raises(StoppedError):
+        quantize.run(Cli(recorded(tty=False)), str(source), tmp_path / "int8", how=QuantizeFlags(), quiet=True)
+    assert found == [setting]
 
 
 def test_a_census_without_a_gpu_is_told_too(tmp_path, monkeypatch, recorded):

@@ -52,7 +52,8 @@ def run(
         folder = execute_pull(plan, progress)
     if quantize is not None:
         int8 = quantizing.plan_of(settings, folder, None, how, kv=None, force=force)
-        quantizing.make(cli, int8, how, settings.backend.value, as_json=as_json, quiet=quiet)
+        copies = settings.half_copies.value
+        quantizing.make(cli, int8, how, settings.backend.value, half_copies=copies, as_json=as_json, quiet=quiet)
     elif as_json:
         document = {"model": folder.name, "path": str(folder.path), "revision": folder.revision}
         render.print_json(cli.streams.out, document | {"downloaded_bytes": plan.download_bytes})

@@ -43,4 +43,5 @@ def run(
     settings = opening.load_settings()
     source = opening.find_model(cli, settings, model)
     plan = quantizing.plan_of(settings, source, dest, how, kv=kv.value if kv else None, force=force)
-    quantizing.make(cli, plan, how, backend.value if backend else settings.backend.value, as_json=as_json, quiet=quiet)
+    where, copies = backend.value if backend else settings.backend.value, settings.half_copies.value
+    quantizing.make(cli, plan, how, where, half_copies=copies, as_json=as_json, quiet=quiet)
