@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 REQUEST = Request(SamplingParams(temperature=0.0))
+
+
+class Weights:
+    """A model's memory, as long as something refers to it."""
 
 
 @pytest.fixture
@@ -58,6 +63,27 @@ def test_a_load_that_fails_brings_the_old_model_back(
         models.replace(session, str(other))
     assert [event.text for event in list(session.send("b", REQUEST))[-1:]] == ["old one"]
     assert [message.content for message in session.messages] == ["a", "old one", "b", "old one"]
+
+
+def test_the_old_model_has_the_memory_that_the_new_one_took(
+    models: Models, session: Session, tmp_path: Path, monkeypatch
+) -> None:
+    """Copies and the context are what there is room for."""
+    taken: list[weakref.ref[Weights]] = []
+    load = Engine.load
+
+    def interrupted(*args: object) -> Engine:
+        if not taken:
+            weights = Weights()
+            taken.append(weakref.ref(weights))
+            raise KeyboardInterrupt
+        assert taken[0]() is None
+        return load(*args)
+
+    monkeypatch.setattr(Engine, "load", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        models.replace(session, str(write_scripted_model(tmp_path / "new", ["new"])))
+    assert len(taken) == 1
 
 
 @pytest.mark.parametrize(("second", "code"), [(OutOfMemoryError("gone too"), 8), (KeyboardInterrupt(), 130)])

@@ -7,6 +7,7 @@ can be refused without them is refused before: an unknown name, a damaged or uns
 from __future__ import annotations
 
 import signal
+import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -48,7 +49,8 @@ class Models:
         old.close()
         try:
             session.adopt(self._load(folder))
-        except BaseException:
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)  # what they have of the new model fills the GPU
             self._restore(session, old.folder)
             raise
 
