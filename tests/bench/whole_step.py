@@ -93,6 +93,9 @@ class WholeStep:
                 return config
         return linear_int8_config(arch, n, k, group, family)
 
+    def _slots(self, product: str) -> int:
+        return linear_int8.int8_square_slots(self._device.arch, *self.shape.products[product], GROUPS.get(product))
+
     def carveout(self, context: int) -> int | None:
         return self._runner.carveout(context)
 
@@ -108,7 +111,7 @@ class WholeStep:
         ):
             before = dict(self._runner.buffers)
             if self._tiles:  # the blocks' sums of squares
-                slots = {p: linear_int8.int8_square_slots(device.arch, *self.shape.products[p]) for p in ("o", "down")}
+                slots = {p: self._slots(p) for p in ("o", "down")}
                 self._runner.buffers |= {f"{p}_sums": device.zeros((1, n), "float32") for p, n in slots.items()}
             found = self._runner.plans.decode(self._runner.bucket_end(context))
             self._runner.buffers.update(before)

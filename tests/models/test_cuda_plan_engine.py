@@ -17,7 +17,7 @@ from tests.checkpoints import int8_tensors, packed, quantization_config, write_c
 from tests.int8_oracle import dequantise
 from tests.reference import tiny_models
 from tests.reference.tiny_models import VARIANTS
-from tileinfer_core.backends.cuda import load, loader
+from tileinfer_core.backends.cuda import load, loader, runner
 from tileinfer_core.backends.cuda.interpreted import InterpretedDevice
 from tileinfer_core.backends.numpy_backend import NumpyRunner
 from tileinfer_core.config import ModelConfig
@@ -223,13 +223,27 @@ def test_copies_hold_what_int8_stands_for(pair):
     assert p.cuda.copy_bytes == sum(weight.copy.nbytes for weight in p.cuda.plans.products(0))
 
 
-def test_a_gpu_that_has_filled_up_meanwhile_does_without_copies(pair, monkeypatch):
-    def refuse(*_args):
-        raise OutOfMemoryError("another program has it")
+@pytest.mark.parametrize("failing", ["copies", "keys and values"])
+def test_a_gpu_that_has_filled_up_meanwhile_does_without_copies(pair, monkeypatch, failing):
+    """Whatever it is that there is no more room for."""
+    calls = []
 
-    monkeypatch.setattr(load, "allocate_copies", refuse)
+    def refuse_once(real):
+        def allocate(*args):
+            calls.append(args)
+            if len(calls) == 1:
+                raise OutOfMemoryError("another program has it")
+            return real(*args)
+
+        return allocate
+
+    if failing == "copies":
+        monkeypatch.setattr(load, "allocate_copies", refuse_once(load.allocate_copies))
+    else:
+        monkeypatch.setattr(runner, "KvPool", refuse_once(runner.KvPool))
     p = pair("qwen3", int8=(None, 32, 32))
-    assert p.cuda.copy_bytes == 0
+    assert len(calls) == 2
+    assert (p.cuda.copy_bytes, p.cuda.memory.copied) == (0, ())
     ids = p.ids(70)
     np.testing.assert_allclose(p.cuda.logits(p.cuda.new_cache(256), ids), p.logits_after(ids), rtol=0, atol=p.tolerance)
 

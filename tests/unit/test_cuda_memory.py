@@ -139,7 +139,6 @@ def test_all_products_are_copied_where_there_is_room():
     matrices = sum(p.shape[0] * p.shape[1] for p in GROUPED.parameters if "proj.weight" in p.name and not p.is_scale)
     assert found.copied == COPIED
     assert found.copy_bytes == 2 * matrices
-    assert found.without_copies().total == found.total - 2 * matrices
     assert with_copies(MODEL, 1 << 30, worth_a_copy(MODEL, "sm_90", 2048)).copied == ()  # nothing is INT8
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tileinfer_core.backends.cuda.device import Array, Device
+    from tileinfer_core.backends.cuda.memory import MemoryPlan
     from tileinfer_core.models.decoder import ModelDefinition
     from tileinfer_core.progress import OnProgress
     from tileinfer_core.weights import WeightFiles
@@ -103,22 +104,22 @@ def empty_runner(
         buffer_bytes=lambda tokens: buf.buffer_bytes(specs(tokens)),
     )
     arrays = allocate(model, device, half)
-    copies: list[dict[str, Array]] = []
+
+    def runner(plan: MemoryPlan) -> CudaRunner | None:
+        """None where another program has taken memory since, and the plan has copies to give up."""
+        wanted, more = specs(plan.context, plan.copied), {"half": half, "kv": kv}
+        try:
+            copies = allocate_copies(model, device, half, plan.copied)
+            return CudaRunner(model, device, arrays, memory=plan, specs=wanted, copies=copies, **more)
+        except OutOfMemoryError:
+            if not plan.copied:
+                raise
+            return None
+
+    plan = memory
     if half_copies:
         products, item = worth_a_copy(model, device.arch, chunk), buf.item_bytes(half)
-        memory = memory.with_copies(model, products, item=item, device_bytes=device.memory().total)
-        try:
-            copies = allocate_copies(model, device, half, memory.copied)
-        except OutOfMemoryError:  # another program was faster, and nothing depends on it
-            memory = memory.without_copies()
-    runner = CudaRunner(
-        model,
-        device,
-        arrays,
-        memory=memory,
-        specs=specs(memory.context, memory.copied),
-        copies=copies,
-        half=half,
-        kv=kv,
-    )
-    return runner, arrays
+        plan = memory.with_copies(model, products, item=item, device_bytes=device.memory().total)
+    made = runner(plan) or runner(memory)
+    assert made is not None  # noqa: S101 - a plan without copies is made, or raises
+    return made, arrays

@@ -72,9 +72,6 @@ class MemoryPlan:
                 taken += size
         return replace(self, copied=tuple(copied), copy_bytes=taken)
 
-    def without_copies(self) -> MemoryPlan:
-        return replace(self, copied=(), copy_bytes=0)
-
 
 def copied_parameters(model: ModelDefinition, products: Sequence[str]) -> list[Parameter]:
     """The layers' INT8 weights of these products."""
