@@ -197,7 +197,7 @@ def run_bench(
 
 
 def _check(runner: Runner, model: ModelDefinition, options: BenchOptions) -> None:
-    counts = {"--tokens": options.tokens - 1, "--repetitions": options.repetitions}
+    counts = {"--tokens": options.tokens - 1, "--repeat": options.repetitions}
     counts |= {"--prefill": min(options.prefill, default=1), "--decode-at": min(options.contexts, default=1)}
     for name, value in counts.items():
         if value < 1:

@@ -54,6 +54,7 @@ def test_the_table_and_markdown_have_the_same_rows(tileinfer: Callable[..., Any]
     ("flags", "words"),
     [
         (("--tokens", "1"), "--tokens is too small"),
+        (("--repeat", "0"), "--repeat is too small"),
         (("--prefill", "0"), "--prefill is too small"),
         (("--decode-at", "999"), "the context holds 256"),
     ],
