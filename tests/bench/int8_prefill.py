@@ -14,7 +14,6 @@ are noise, every layer has its own.
 from __future__ import annotations
 
 import argparse
-import statistics
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,12 +26,12 @@ from kernels.linear_prefill import LinearPrefillConfig
 from kernels.shapes import MODELS
 from kernels.specs import Recorded, RecordingLauncher
 from tests.bench.int8_engine import config as config_of
-from tests.bench.timing import Report, compile_records
+from tests.bench.timing import Report, compile_records, medians
 from tileinfer_core.backends.cuda import ops
 from tileinfer_core.backends.cuda.buffers import buffer_specs
 from tileinfer_core.backends.cuda.census_steps import Step
 from tileinfer_core.backends.cuda.census_times import prepare
-from tileinfer_core.backends.cuda.gpu import GpuDevice, elapsed_us
+from tileinfer_core.backends.cuda.gpu import GpuDevice
 from tileinfer_core.backends.cuda.load import empty_runner
 from tileinfer_core.backends.cuda.loader import random_weights
 from tileinfer_core.bench import BenchOptions
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 say = Report("int8_prefill")
-ROUNDS, WARMUP, CHECKS = 15, 3, 20
+CHECKS = 20
 CHUNK = 2048
 
 
@@ -160,7 +159,7 @@ class Chunk:
             return VariantOps(variant, RecordingLauncher(device.arch, pdl=device.pdl), self.structure)
 
         limits = plans._digit_limits if variant.own_limits else ops.DigitLimits(0, 0, 0, 0)
-        copies = [{name: layer[name] for name in variant.copied if name in layer} for layer in plans._copies]
+        copies = {name: array for name, array in plans._copies.items() if name.split(".")[-2] in variant.copied}
         with (
             mock.patch.object(plans, "_copies", copies),
             mock.patch.object(plans, "_digit_limits", limits),
@@ -196,8 +195,7 @@ def microseconds(device: Any, works: Sequence[Sequence[Recorded]]) -> list[float
     for work in works:
         device.run(work)  # loads every kernel
         graphs.append(device.record(work))
-    rounds = [[elapsed_us(device.stream, graph.launch) for graph in graphs] for _ in range(WARMUP + ROUNDS)]
-    return [statistics.median(times) for times in zip(*rounds[WARMUP:], strict=True)]
+    return medians(device, graphs)
 
 
 def time_layers(half: Chunk, int8: Chunk, tokens: int, variants: Sequence[Variant]) -> None:

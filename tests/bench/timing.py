@@ -13,11 +13,14 @@ import numpy as np
 from kernels.compile import CompileError, compile_all
 from kernels.launch import GpuLauncher
 from kernels.specs import RecordingLauncher
+from tileinfer_core.backends.cuda.gpu import elapsed_us
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from kernels.specs import Recorded
+    from tileinfer_core.backends.cuda.device import Graph
+    from tileinfer_core.backends.cuda.gpu import GpuDevice
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 STREAM = cp.cuda.Stream(non_blocking=True)
@@ -58,6 +61,12 @@ def compile_records(records: list[Recorded]) -> None:
     for result in compile_all(records, ARCH, workers=os.cpu_count() or 2):
         if isinstance(result, CompileError):
             print(str(result)[:300], flush=True)
+
+
+def medians(device: GpuDevice, graphs: Sequence[Graph], *, replays: int = 15, warmup: int = 3) -> list[float]:
+    """Microseconds of each of the engine's graphs, replayed in turn."""
+    rounds = [[elapsed_us(device.stream, graph.launch) for graph in graphs] for _ in range(warmup + replays)]
+    return [float(np.median(times)) for times in zip(*rounds[warmup:], strict=True)]
 
 
 def random_half(*shape: int, scale: float = 1.0) -> Any:

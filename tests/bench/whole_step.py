@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import statistics
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from unittest import mock
@@ -23,11 +22,12 @@ from kernels.attention_decode import AttentionConfig, attention_config, workspac
 from kernels.int8_digits import CHUNK
 from kernels.int8_dot import Int8Config, linear_int8_config, takes_digits
 from kernels.shapes import MODELS
+from tests.bench.int8_chain import DEFAULT
 from tests.bench.int8_engine import config as config_of
-from tests.bench.timing import Report, compile_records
+from tests.bench.timing import Report, compile_records, medians
 from tileinfer_core.backends.cuda.census_steps import Step
 from tileinfer_core.backends.cuda.census_times import prepare
-from tileinfer_core.backends.cuda.gpu import GpuDevice, elapsed_us
+from tileinfer_core.backends.cuda.gpu import GpuDevice
 from tileinfer_core.backends.cuda.load import empty_runner
 from tileinfer_core.backends.cuda.loader import random_weights
 from tileinfer_core.bench import BenchOptions
@@ -42,9 +42,7 @@ if TYPE_CHECKING:
     Attentions = Sequence[Sequence[int]]
     Cuts = list[int]
 
-GROUPS = {"down": 64, "lm_head": 64}  # columns of a scale, as `tileinfer quantize` makes them
 say = Report("whole_step")
-WARMUP, REPLAYS = 3, 15
 MOST_SPLITS = 96
 TILES = ((32,), (3, 4), (1, 2), (1, 2, 4))  # splits, occupancy, pages, latency
 SPARE = 256  # tokens: each replay adds one
@@ -68,7 +66,7 @@ class WholeStep:
     def __init__(self, device: GpuDevice, name: str, recipe: str, longest: int, kv: str) -> None:
         model = define_model(ModelConfig.from_dict(config_of(name, recipe)), tied=True)
         self._s, self._device, self._kv = model.structure, device, kv
-        self.shape, self._tiles = MODELS[name], dict[str, Int8Config]()
+        self.shape = MODELS[name]
         self._runner, arrays = empty_runner(
             model, device, context=longest + SPARE, chunk=64, half="bfloat16", kv=kv, half_copies=False
         )
@@ -78,23 +76,11 @@ class WholeStep:
         floats = workspace_floats(most, self._s.num_attention_heads, self._s.num_key_value_heads, self._s.head_dim)
         self._runner.buffers["attention_floats"] = device.empty((floats,), "float32")
 
-    def use(self, product: str, config: Int8Config | None) -> None:
-        """A tile of one product, None for the table's."""
-        self._tiles.pop(product, None)
-        if config is not None:
-            self._tiles[product] = config
-
     def takes(self, product: str, config: Int8Config) -> bool:
-        return takes_digits(config.tile_n, *self.shape.products[product], GROUPS.get(product))
-
-    def _tile(self, arch: str, n: int, k: int, group: int | None = None, family: str = "linear_int8") -> Int8Config:
-        for product, config in self._tiles.items():
-            if self.shape.products[product] == (n, k):
-                return config
-        return linear_int8_config(arch, n, k, group, family)
+        return takes_digits(config.tile_n, *self.shape.products[product], DEFAULT.get(product))
 
     def _slots(self, product: str) -> int:
-        return linear_int8.int8_square_slots(self._device.arch, *self.shape.products[product], GROUPS.get(product))
+        return linear_int8.int8_square_slots(self._device.arch, *self.shape.products[product], DEFAULT.get(product))
 
     def carveout(self, context: int) -> int | None:
         return self._runner.carveout(context)
@@ -103,26 +89,32 @@ class WholeStep:
         kv_heads, int8 = self._s.num_key_value_heads, self._kv == "int8"
         return attention_config(self._device.arch, kv_heads, context, int8=int8)
 
-    def launches(self, config: AttentionConfig, context: int) -> list[Recorded]:
-        device = self._device
+    def launches(
+        self, attention: AttentionConfig, context: int, product: str = "", tile: Int8Config | None = None
+    ) -> list[Recorded]:
+        """With another tile for one INT8 product, where one is named."""
+
+        def config(arch: str, n: int, k: int, group: int | None = None, family: str = "linear_int8") -> Int8Config:
+            own = tile is None or self.shape.products[product] != (n, k)
+            return linear_int8_config(arch, n, k, group, family) if own else tile
+
+        buffers = self._runner.buffers
+        before = {name: buffers[name] for name in ("o_sums", "down_sums")}
         with (
-            mock.patch.object(decode, "attention_config", return_value=config),
-            mock.patch.object(linear_int8, "linear_int8_config", self._tile),
+            mock.patch.object(decode, "attention_config", return_value=attention),
+            mock.patch.object(linear_int8, "linear_int8_config", config),
         ):
-            before = dict(self._runner.buffers)
-            if self._tiles:  # the blocks' sums of squares
-                slots = {p: self._slots(p) for p in ("o", "down")}
-                self._runner.buffers |= {f"{p}_sums": device.zeros((1, n), "float32") for p, n in slots.items()}
+            if tile is not None and f"{product}_sums" in before:  # the blocks' sums of squares
+                buffers[f"{product}_sums"] = self._device.zeros((1, self._slots(product)), "float32")
             found = self._runner.plans.decode(self._runner.bucket_end(context))
-            self._runner.buffers.update(before)
-            return found
+        buffers.update(before)
+        return found
 
     def microseconds(self, step: list[Recorded], context: int, carveouts: list[int | None]) -> list[float]:
         """A step, by carve-out. Each replay is a token longer than the one before: nothing beside the context."""
         graphs = [self._device.record(step, percent) for percent in carveouts]
         prepare(self._runner, Step("decode", 1, context), BenchOptions().sampling)
-        rounds = [[elapsed_us(self._device.stream, g.launch) for g in graphs] for _ in range(WARMUP + REPLAYS)]
-        return [statistics.median(times) for times in zip(*rounds[WARMUP:], strict=True)]
+        return medians(self._device, graphs)
 
 
 def time_steps(step: WholeStep, context: int, tiles: Attentions, products: bool, carveouts: Cuts) -> None:
@@ -136,9 +128,8 @@ def time_steps(step: WholeStep, context: int, tiles: Attentions, products: bool,
         for rows, occupancy in PRODUCTS[step.shape.products[product][1]]:
             config = Int8Config(rows, CHUNK, occupancy, "digits")
             if step.takes(product, config):
-                step.use(product, config)
-                trials.append((f"{product}: {rows} rows, occupancy {occupancy}", step.launches(own, context)))
-                step.use(product, None)
+                name = f"{product}: {rows} rows, occupancy {occupancy}"
+                trials.append((name, step.launches(own, context, product, config)))
     compile_records([record for _, launches in trials for record in launches])
     cuts = [step.carveout(context), *carveouts, None]
     say(f"  {context:5d} positions, us by carve-out {', '.join(map(str, cuts))}")
