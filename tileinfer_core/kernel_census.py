@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from kernels.specs import Recorded
     from tileinfer_core.backends.cuda.census_times import StepTimes
     from tileinfer_core.backends.cuda.runner import CudaRunner
+    from tileinfer_core.backends.select import LoadOptions
     from tileinfer_core.bench import Loaded
     from tileinfer_core.store import Store
 
@@ -153,17 +154,16 @@ def census_without_gpu(
     config: ModelConfig,
     arch: str,
     step: Step,
+    load: LoadOptions,
     *,
-    kv: str | None = None,
-    half_copies: bool = True,
     on_progress: OnProgress = silent,
 ) -> Census:
-    """Everything but the times; `kv` and `half_copies` as the engine's. Raises BackendError, UnsupportedModelError."""
+    """Everything but the times, of an engine so loaded. Raises BackendError, UnsupportedModelError."""
     require_compiler()
     model = define_model(config, tied=config.tie_word_embeddings)
     half = "float16" if config.dtype == "float16" else "bfloat16"
-    kv = kv or config.kv or "bf16"
-    runner = shape_runner(model, arch, max(step.context, 2048), half, kv=kv, half_copies=half_copies)
+    context = max(step.context, 2048)
+    runner = shape_runner(model, arch, context, half, kv=load.kv, half_copies=load.half_copies)
     launches = record_step(runner, model, step)
     rows = _rows(launches, step, _resources(launches, arch, on_progress))
     return Census(name, step.kind, step.tokens, step.context, arch, None, rows)

@@ -75,8 +75,8 @@ def test_the_loss_of_quantising_is_measured_as_the_config_file_says(tmp_path, mo
 
 
 def test_a_census_without_a_gpu_is_told_too(tmp_path, monkeypatch, recorded):
-    def census(*_args, kv, half_copies, **_more):
-        assert (kv, half_copies) == ("int8", False)
+    def census(_name, _config, _arch, _step, load, **_more):
+        assert (load.kv, load.half_copies) == ("int8", False)
         raise StoppedError
 
     monkeypatch.setattr("tileinfer_core.kernel_census.census_without_gpu", census)

@@ -20,7 +20,9 @@ from tileinfer_core.backends.cuda import load
 from tileinfer_core.backends.cuda.census_steps import Step, record_step, shape_runner
 from tileinfer_core.backends.cuda.interpreted import InterpretedDevice
 from tileinfer_core.backends.cuda.verify_step import verify_step
+from tileinfer_core.backends.select import LoadOptions
 from tileinfer_core.config import ModelConfig
+from tileinfer_core.engine import EngineOptions
 from tileinfer_core.errors import BackendUnavailableError, ModelNotFoundError, UsageError
 from tileinfer_core.kernel_census import Census, by_kind, chosen_step, config_of, picture
 from tileinfer_core.kernel_timeline import layers
@@ -146,7 +148,8 @@ def census(store, tmp_path_factory):
     patch = pytest.MonkeyPatch()
     patch.setenv("CUDA_TILE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
     config = dataclasses.replace(config_of("Qwen3-0.6B", store)[1], num_hidden_layers=2)
-    yield kernel_census.census_without_gpu("two layers", config, "sm_90", chosen_step("decode", None, 512))
+    step = chosen_step("decode", None, 512)
+    yield kernel_census.census_without_gpu("two layers", config, "sm_90", step, LoadOptions())
     patch.undo()
 
 
@@ -170,7 +173,8 @@ def test_a_census_is_of_the_engine_asked_for(monkeypatch, kv, half_copies):
     section = quantization_config({"Linear": None})
     config = ModelConfig.from_dict({**kernel_census.config_dict(shape), "quantization_config": section})
     step = chosen_step("prefill", 1024, 1024)
-    kernel_census.census_without_gpu("two layers", config, "sm_90", step, kv=kv, half_copies=half_copies)
+    wanted = EngineOptions(kv=kv, half_copies=half_copies).for_loading(config)
+    kernel_census.census_without_gpu("two layers", config, "sm_90", step, wanted)
     names = {launch.name for launch in made}
     assert any("digits" in name for name in names) is not half_copies
     assert any("widen" in name for name in names) is (kv == "int8")
@@ -289,7 +293,6 @@ def test_times_against_bounds(census: Census):
 
 def test_noise_of_a_shape_by_its_name(tmp_path):
     from tileinfer_core.bench import load_for_bench
-    from tileinfer_core.engine import EngineOptions
 
     config = ModelConfig.from_dict({**tiny_models.VARIANTS["qwen3-tied"]}, "tiny")
     loaded = load_for_bench(tmp_path / "no file", EngineOptions("cpu"), noise=True, shape=config)

@@ -62,12 +62,10 @@ def run(
     else:
         source = reference if random_weights is None else str(random_weights)
         name, config = kernel_census.config_of(source, store)
-        kv, copies = options.kv, options.half_copies
+        load = options.for_loading(config)
         with render.Progress(cli.streams.err, lasting=True, quiet=quiet) as progress:
             found = [
-                kernel_census.census_without_gpu(
-                    name, config, target, wanted, kv=kv, half_copies=copies, on_progress=progress
-                )
+                kernel_census.census_without_gpu(name, config, target, wanted, load, on_progress=progress)
                 for target in targets
             ]
     if svg is not None:

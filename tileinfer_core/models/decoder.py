@@ -67,6 +67,12 @@ class ModelDefinition:
             name = LM_HEAD if product == "lm_head" and not self.tied else EMBEDDING
         return next(parameter.int8 for parameter in self.parameters if parameter.name == name)
 
+    def int8_weights(self, products: Sequence[str]) -> list[Parameter]:
+        """All layers' INT8 arrays of these products of JOINED."""
+        layers = range(self.config.num_hidden_layers)
+        names = {layer_weight(layer, product) for layer in layers for product in products}
+        return [parameter for parameter in self.parameters if parameter.int8 is not None and parameter.name in names]
+
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights(Generic[T]):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tileinfer_core.backends.cuda import buffers as buf
 from tileinfer_core.backends.cuda.census_steps import ShapeDevice
 from tileinfer_core.backends.cuda.load import PREFILL_CHUNK, empty_runner
+from tileinfer_core.backends.cuda.ops import worth_a_copy
 from tileinfer_core.backends.cuda.warmup import KernelWarmup
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ class EngineModel:
         """
         found: list[Recorded] = []
         chunk = buf.padded_rows(min(PREFILL_CHUNK, self.model.config.max_context))
-        for kv, half_copies in product(KEYS_AND_VALUES, (False, True)):
+        choices = (False, True) if worth_a_copy(self.model, arch, chunk) else (False,)
+        for kv, half_copies in product(KEYS_AND_VALUES, choices):
             device = ShapeDevice(arch, pdl=pdl)
             runner, _ = empty_runner(
                 self.model, device, context=None, chunk=chunk, half=self.half, kv=kv, half_copies=half_copies

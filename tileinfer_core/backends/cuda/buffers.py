@@ -14,9 +14,10 @@ import numpy as np
 
 from tileinfer_core.backends.cuda import ops
 from tileinfer_core.backends.cuda.kv_pool import TABLE_STEP, table_entries
-from tileinfer_core.backends.cuda.memory import copied_parameters, pages_for
+from tileinfer_core.backends.cuda.memory import pages_for
 from tileinfer_core.dtypes import BFLOAT16
 from tileinfer_core.kv_cache import PAGE_SIZE
+from tileinfer_core.models.decoder import JOINED
 from tileinfer_core.models.rope import cos_sin, inverse_frequencies
 
 if TYPE_CHECKING:
@@ -94,10 +95,9 @@ def _int8_specs(model: ModelDefinition, rows: int, half: str, copied: Sequence[s
 
     Flat, for products of different widths.
     """
-    layers = [p for p in model.parameters if p.int8 is not None and p.name.startswith("model.layers.")]
-    ready = {parameter.name for parameter in copied_parameters(model, copied)}
-    by_row = [p.shape[1] for p in layers if not p.is_grouped]
-    grouped = [math.prod(p.shape) for p in layers if p.is_grouped and p.name not in ready]
+    by_row = [p.shape[1] for p in model.int8_weights(tuple(JOINED)) if not p.is_grouped]
+    widened = [product for product in JOINED if product not in copied]
+    grouped = [math.prod(p.shape) for p in model.int8_weights(widened) if p.is_grouped]
     specs: dict[str, Spec] = {}
     if by_row:
         specs |= {"rows_digits": ((2 * rows * max(by_row),), "int8"), "rows_digit_scales": ((rows, 1), "float32")}

@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from tileinfer_core.backends.cuda.memory import copied_parameters
 from tileinfer_core.dtypes import BFLOAT16
 from tileinfer_core.errors import UnsupportedModelError
-from tileinfer_core.models.decoder import layer_weight
 from tileinfer_core.models.structure import scale_name
 from tileinfer_core.models.xielu import AS_TRAINED, BETA, EPSILON, read_xielu
 from tileinfer_core.packed_int8 import flip
@@ -71,16 +69,11 @@ def allocate(model: ModelDefinition, device: Device, dtype: str) -> dict[str, Ar
     return {p.name: device.empty(p.shape, target_dtype(p, dtype)) for p in model.parameters}
 
 
-def allocate_copies(
-    model: ModelDefinition, device: Device, half: str, products: Sequence[str]
-) -> list[dict[str, Array]]:
-    """Each layer's arrays in half precision for its INT8 `products`, without contents. Raises OutOfMemoryError."""
-    made = {p.name: device.empty(p.shape, half) for p in copied_parameters(model, products)}
-    names = [
-        {product: layer_weight(layer, product) for product in products}
-        for layer in range(model.config.num_hidden_layers)
-    ]
-    return [{product: made[name] for product, name in layer.items() if name in made} for layer in names]
+def allocate_copies(model: ModelDefinition, device: Device, half: str, products: Sequence[str]) -> dict[str, Array]:
+    """By the parameter's name, arrays in half precision for all layers' INT8 weights of these products, without
+    contents. Raises OutOfMemoryError.
+    """
+    return {p.name: device.empty(p.shape, half) for p in model.int8_weights(products)}
 
 
 @dataclass(frozen=True, slots=True)

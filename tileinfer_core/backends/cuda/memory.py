@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 from tileinfer_core.errors import OutOfMemoryError
 from tileinfer_core.kv_cache import PAGE_SIZE
-from tileinfer_core.models.decoder import layer_weight
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,18 +65,11 @@ class MemoryPlan:
         room = min((device_bytes - self.total) // SPARE_SHARE, (self.free - self.total) // FREE_SHARE)
         copied, taken = [], 0
         for product in products:
-            size = sum(_padded(parameter, item) for parameter in copied_parameters(model, [product]))
+            size = sum(_padded(parameter, item) for parameter in model.int8_weights([product]))
             if taken + size <= room:
                 copied.append(product)
                 taken += size
         return replace(self, copied=tuple(copied), copy_bytes=taken)
-
-
-def copied_parameters(model: ModelDefinition, products: Sequence[str]) -> list[Parameter]:
-    """The layers' INT8 weights of these products."""
-    layers = range(model.config.num_hidden_layers)
-    names = {layer_weight(layer, product) for layer in layers for product in products}
-    return [parameter for parameter in model.parameters if parameter.int8 is not None and parameter.name in names]
 
 
 def weight_bytes(model: ModelDefinition, item: int) -> int:

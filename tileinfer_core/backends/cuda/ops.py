@@ -50,7 +50,6 @@ from kernels.norm import rms_norm, rms_norm_digits
 from kernels.rope import qk_norm_rope_kv
 from kernels.sampling import SampleConfig, SampleWorkspace, sample, sample_workspace_shapes
 from kernels.widen_pages import widen_pages
-from tileinfer_core.backends.cuda.memory import copied_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -78,9 +77,19 @@ class Weight(NamedTuple):
     scale: Array = None
     copy: Array = None
 
+    @property
+    def in_digits(self) -> bool:
+        """Whether a chunk's product with it goes bytes by bytes: INT8 with one scale a row."""
+        return self.scale is not None and self.scale.shape[1] == 1
+
+    @property
+    def grouped(self) -> bool:
+        """INT8 with several scales a row, which a chunk's product must have widened."""
+        return self.scale is not None and not self.in_digits
+
     def for_chunk(self, tokens: int, limit: int | None) -> Weight:
         """What a chunk of so many tokens multiplies by; `limit` as in DigitLimits."""
-        if self.copy is None or (_in_digits(self) and (limit is None or tokens <= limit)):
+        if self.copy is None or (self.in_digits and (limit is None or tokens <= limit)):
             return self
         return Weight(self.copy)
 
@@ -165,7 +174,7 @@ def worth_a_copy(model: ModelDefinition, arch: str, chunk: int) -> list[str]:
     limits = digit_limits(model.structure, arch)._asdict()
     found = []
     for product in COPIED:
-        weights, limit = copied_parameters(model, [product]), limits[product]
+        weights, limit = model.int8_weights([product]), limits[product]
         if any(p.is_grouped for p in weights) or (weights and limit is not None and limit < chunk):
             found.append(product)
     return found
@@ -174,11 +183,6 @@ def worth_a_copy(model: ModelDefinition, arch: str, chunk: int) -> list[str]:
 def as_row(array: Array) -> Array:
     """[N] -> [1, N], as the one-token kernels take norms and biases."""
     return None if array is None else array.reshape(1, -1)
-
-
-def _in_digits(w: Weight) -> bool:
-    """Whether a chunk's product with `w` goes bytes by bytes: INT8 with one scale a row."""
-    return w.scale is not None and w.scale.shape[1] == 1
 
 
 def _digit_arrays(x: Array, b: Buffers) -> tuple[Array, Array]:
@@ -216,7 +220,7 @@ class Ops:
 
     def norm_rows_for(self, x: Array, gain: Array, w: Weight, b: Buffers) -> Rows:
         """RMSNorm(x) as the product with `w` reads it: in digits where that has one scale a row."""
-        if not _in_digits(w):
+        if not w.in_digits:
             normed = b["rows_normed"][: x.shape[0]]
             self.norm_rows(x, gain, normed)
             return normed
@@ -256,7 +260,7 @@ class Ops:
         """In half precision, with weights in groups widened first; or in digits, with one scale a row."""
         x, w, bias = inputs
         (values, scale, _), into = w, (*more, y)
-        if _in_digits(w):
+        if w.in_digits:
             digits, scales = x if isinstance(x, tuple) else self._digits_of(x, b)
             config = self._product_config(f"linear_prefill_digits{form}", scales, values)
             ops[1](self._launcher, digits, scales, values, scale, *into, config=config, bias=bias)
@@ -273,10 +277,9 @@ class Ops:
 
         `between` are the weights of the products until then, which must leave the scratch array alone.
         """
-        values, scale, _ = w
+        values = w.values
         rows = int(AHEAD[behind] * values.shape[0]) // 16 * 16  # whose scales begin at a multiple of 16 bytes
-        grouped = scale is not None and not _in_digits(w)
-        if not (rows and grouped and all(map(_in_digits, between)) and self._scratch_is_free()):
+        if not (rows and w.grouped and all(other.in_digits for other in between) and self._scratch_is_free()):
             return
         first = self._ahead[1] if self._ahead else 0
         self._widen(w, b, first, first + rows)

@@ -13,6 +13,7 @@ launches nothing: wrappers are called with a RecordingLauncher, which checks sha
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from kernels.int8_scales import supported_group
@@ -20,9 +21,10 @@ from kernels.specs import RecordingLauncher
 from tileinfer_core.backends.cuda import ops
 from tileinfer_core.backends.cuda.ops import Weight
 from tileinfer_core.errors import UnsupportedModelError
+from tileinfer_core.models.decoder import layer_weight
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from kernels.specs import Recorded
     from tileinfer_core.backends.cuda.device import Array
@@ -79,7 +81,7 @@ class Plans:
         block_table: Array,
         *,
         buffers: Mapping[str, Array],
-        copies: Sequence[Mapping[str, Array]] = (),
+        copies: Mapping[str, Array] = MappingProxyType({}),
         arch: str,
         pdl: bool,
         processors: int,
@@ -89,7 +91,7 @@ class Plans:
         self._pool = pool
         self._table = block_table
         self._b = buffers
-        self._copies = copies or [{} for _ in weights.layers]
+        self._copies = copies
         self._digit_limits = ops.digit_limits(model.structure, arch)
         self._arch = arch
         self._pdl = pdl
@@ -121,8 +123,7 @@ class Plans:
         for index in range(len(self._weights.layers)):
             products = self.products(index)
             formats = tuple(None if product.scale is None else tuple(product.scale.shape) for product in products)
-            first = products[0].scale is not None and products[0].scale.shape[1] > 1 and index == 0
-            kinds.append((first, formats))
+            kinds.append((index == 0 and products[0].grouped, formats))
         return 1 + max(map(kinds.index, kinds))
 
     # -- prefill
@@ -159,12 +160,16 @@ class Plans:
 
     def products(self, index: int) -> tuple[Weight, Weight, Weight, Weight]:
         """qkv, o, gate_up and down of a layer."""
-        w, copies = self._weights.layers[index], self._copies[index].get
+        w = self._weights.layers[index]
+
+        def copy(product: str) -> Array:
+            return self._copies.get(layer_weight(index, product))
+
         return (
-            Weight(w.qkv, w.qkv_scale, copies("qkv_proj")),
-            Weight(w.o, w.o_scale, copies("o_proj")),
-            Weight(w.gate_up, w.gate_up_scale, copies("gate_up_proj")),
-            Weight(w.down, w.down_scale, copies("down_proj")),
+            Weight(w.qkv, w.qkv_scale, copy("qkv_proj")),
+            Weight(w.o, w.o_scale, copy("o_proj")),
+            Weight(w.gate_up, w.gate_up_scale, copy("gate_up_proj")),
+            Weight(w.down, w.down_scale, copy("down_proj")),
         )
 
     def copies(self, layers: int | None = None) -> list[Recorded]:

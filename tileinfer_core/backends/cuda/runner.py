@@ -45,7 +45,7 @@ CAPTURE_AFTER = 1  # a prompt length is captured the second time it comes
 class CudaRunner:
     """Runner. `arrays` are the weights by parameter name, on the device; loading fills them (load.py).
 
-    `copies` are those of the memory plan, by layer and product.
+    `copies` are those of the memory plan, by parameter name.
     """
 
     backend_name = "cuda"
@@ -58,7 +58,7 @@ class CudaRunner:
         *,
         memory: MemoryPlan,
         specs: Mapping[str, buf.Spec],
-        copies: Sequence[Mapping[str, Array]] = (),
+        copies: Mapping[str, Array],
         half: str,
         kv: str = "bf16",
     ) -> None:
