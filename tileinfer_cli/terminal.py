@@ -83,15 +83,13 @@ class TextStream:
     def write(self, text: str) -> None:
         """Text of any origin. Raises BrokenPipeError, or DiskError when the device is full (required streams only)."""
         if text:
-            self._send(neutralise(text) if self.look.terminal else text)
-            self.at_line_start = text.endswith("\n")
+            self._send(neutralise(text) if self.look.terminal else text, ends_line=text.endswith("\n"))
 
     def styled(self, text: str, sgr: str) -> None:
         """Like write, in a colour or weight (an SGR code such as "2" for dim) where the stream has them."""
         if not self.look.colour or not text:
             return self.write(text)
-        self._send(f"\x1b[{sgr}m{neutralise(text)}\x1b[0m")
-        self.at_line_start = text.endswith("\n")
+        self._send(f"\x1b[{sgr}m{neutralise(text)}\x1b[0m", ends_line=text.endswith("\n"))
         return None
 
     def end_line(self) -> None:
@@ -127,7 +125,14 @@ class TextStream:
         if self._stream is None:
             raise TileinferError(f"{self.name} is closed: there is nowhere to write the answer")
 
-    def _send(self, text: str) -> None:
+    def _send(self, text: str, *, ends_line: bool) -> None:
+        # A signal may end this after any of its steps, and nobody can tell whether the text was out by then. So until
+        # the end the line counts as begun: an empty line too many is a lesser evil than a last line without its end.
+        self.at_line_start = False
+        self._pass_on(text)
+        self.at_line_start = ends_line
+
+    def _pass_on(self, text: str) -> None:
         if self._stream is None:
             if self._required:
                 self.require()
