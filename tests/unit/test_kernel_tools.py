@@ -71,12 +71,12 @@ FORMATS = {
 }
 
 
-@pytest.mark.parametrize("kv", ["bf16", "int8"])
+@pytest.mark.parametrize(("kv", "context"), [("bf16", 2048), ("int8", 2048), ("int8", 1984)])
 @pytest.mark.parametrize("formats", FORMATS.values(), ids=FORMATS)
 def test_every_kernel_of_an_int8_model_is_compiled_ahead(
-    formats: dict[str, int | None], kv: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    formats: dict[str, int | None], kv: str, context: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its own config, whatever context and chunk the engine then has."""
+    """By its own config, whatever context and chunk the engine then has: 32 pages of two heads, or 33, say."""
     section = quantization_config(formats, ignore=["lm_head"] if "Embedding" not in formats else [])
     sizes = {"head_dim": 64, "intermediate_size": 192, "max_position_embeddings": 8192}
     folder = write_quantised(tmp_path / "model", "qwen3-untied", section, **sizes)
@@ -84,7 +84,7 @@ def test_every_kernel_of_an_int8_model_is_compiled_ahead(
     device = InterpretedDevice()
     files = WeightFiles.open(folder)
     model, _ = define_from_files(ModelConfig.load(folder), files)
-    runner = load.load_runner(model, files, device, context=2048, on_progress=silent, prefill_chunk=512, kv=kv)
+    runner = load.load_runner(model, files, device, context=context, on_progress=silent, prefill_chunk=512, kv=kv)
     warmup = KernelWarmup(runner.plans, runner.bucket_ends, device, runner.buffers["length"], runner.prefill_chunk)
     needed = {record.identity(): record.name for record in warmup.records()}
     home = tmp_path / "home"
