@@ -27,6 +27,7 @@ from kernels.shapes import MODELS
 from kernels.specs import Recorded, RecordingLauncher
 from tests.bench.int8_engine import config as config_of
 from tests.bench.timing import Report, compile_records, medians
+from tileinfer_core.backends.base import LoadOptions
 from tileinfer_core.backends.cuda import ops
 from tileinfer_core.backends.cuda.buffers import buffer_specs
 from tileinfer_core.backends.cuda.census_steps import Step
@@ -143,7 +144,7 @@ class Chunk:
     def __init__(self, device: Any, name: str, recipe: str, layers: int) -> None:
         model = define_model(ModelConfig.from_dict({**config_of(name, recipe), "num_hidden_layers": layers}), tied=True)
         self.device, self.layers, self.structure = device, layers, model.structure
-        self.runner, arrays = empty_runner(model, device, context=CHUNK, chunk=CHUNK, half="bfloat16", kv="bf16")
+        self.runner, arrays = empty_runner(model, device, LoadOptions(CHUNK, CHUNK), "bfloat16")
         scratch = buffer_specs(model, device.arch, CHUNK, CHUNK, "bfloat16").get("rows_weight")
         if scratch is not None:  # beside copies the engine has none
             self.runner.buffers["rows_weight"] = device.empty(*scratch)
