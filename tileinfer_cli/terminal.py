@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import operator
 import os
 import re
 import select
@@ -92,6 +94,11 @@ class TextStream:
         self._send(f"\x1b[{sgr}m{neutralise(text)}\x1b[0m", ends_line=text.endswith("\n"))
         return None
 
+    def command(self, codes: str) -> None:
+        """Escape codes that move nothing and show nothing, where the stream takes them."""
+        if self.look.motion:
+            self._pass_on(codes)
+
     def end_line(self) -> None:
         """A newline, unless the stream stands at the start of a line already."""
         if not self.at_line_start:
@@ -156,14 +163,39 @@ class TextStream:
 @contextlib.contextmanager
 def keys_unseen(stdin: IO[str] | None) -> Iterator[None]:
     """Keys typed while an answer is written are kept for the next line, and not echoed into the answer."""
+    with _terminal_without(stdin, "ECHO"):
+        yield
+
+
+PASTE_ON, PASTE_OFF = "\x1b[?2004h", "\x1b[?2004l"
+
+
+@contextlib.contextmanager
+def keys_kept(stdin: IO[str] | None, canvas: TextStream) -> Iterator[None]:
+    """Keys typed while nobody reads them wait for the line editor that is drawn on `canvas`, and are not echoed.
+
+    A paste waits as one message: the terminal goes on to mark where it begins and ends, and hands keys on as they
+    come. Line by line, as terminals do by themselves, it would drop all beyond 4,096 bytes. Ctrl-C still interrupts.
+    """
+    with _terminal_without(stdin, "ECHO", "ICANON"):
+        canvas.command(PASTE_ON)
+        try:
+            yield
+        finally:
+            canvas.command(PASTE_OFF)
+
+
+@contextlib.contextmanager
+def _terminal_without(stdin: IO[str] | None, *modes: str) -> Iterator[None]:
+    """Local modes of a terminal, off for as long as this lasts; nothing where stdin is none."""
     descriptor = descriptor_of(stdin)
     if termios is None or descriptor is None or not os.isatty(descriptor):
         yield
         return
     before = termios.tcgetattr(descriptor)
-    changed = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
-    termios.tcsetattr(descriptor, termios.TCSADRAIN, changed)
+    mask = functools.reduce(operator.or_, (getattr(termios, name) for name in modes))
     try:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, [*before[:3], before[3] & ~mask, *before[4:]])
         yield
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

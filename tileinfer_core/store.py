@@ -103,6 +103,11 @@ class Store:
         """Everything a user could mean: aliases, and models on this disk."""
         return sorted({*SHIPPED, *self.aliases, *self._stored_names(), *hub_cache.models(self.cache)})
 
+    def names_here(self) -> list[str]:
+        """The models on this disk by every name they have, without a look at their files."""
+        models = {*self._stored_names(), *hub_cache.models(self.cache)}
+        return sorted({*models, *self.aliases, *(alias for name in models for alias in aliases_of(name, self.aliases))})
+
     # Resolving
 
     def resolve(self, reference: str, on_progress: OnProgress = silent) -> ModelFolder:

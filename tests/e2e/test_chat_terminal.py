@@ -108,6 +108,40 @@ def test_a_pasted_traceback_is_one_message(terminal, hello: Path) -> None:
     assert chat.code() == 0
 
 
+@pytest.mark.parametrize("text", ["def f():\n\n/help\n", "x" * 10_000], ids=["lines", "one long line"])
+def test_what_is_pasted_into_an_answer_waits_as_one_message(text: str, terminal, endless: Path) -> None:
+    text += "end of it"
+    chat = terminal("chat", "-m", endless, "--max-tokens", "600")
+    chat.wait("\x1b[?2004h")
+    chat.ready()
+    chat.send("hi\r")
+    assert "\x1b[?2004l" not in chat.wait("tick tock")  # the terminal goes on to mark what is pasted
+    chat.send(f"{PASTE}{text}{END}")
+    chat.wait("stopped after 600 tokens")
+    chat.wait("end of it")
+    chat.send("\r")
+    chat.wait("stopped after 600 tokens")
+    chat.ready()
+    chat.send("/prompt\r")
+    chat.wait("<|im_start|>user\r\nhi<|im_end|>")
+    _, _, second = chat.wait("end of it<|im_end|>").partition("<|im_start|>user\r\n")
+    assert second + "end of it" == text.replace("\n", "\r\n")
+    chat.ready()
+    chat.send("/exit\r")
+    assert chat.code() == 0
+
+
+def test_the_terminal_is_as_it_was_after_a_chat(environment, hello: Path) -> None:
+    line = " ".join([*COMMAND, "chat", "-m", str(hello)])
+    child = pexpect.spawn("bash", ["-c", f"{line}; stty -a"], env=environment, dimensions=(24, 80), encoding="utf-8")
+    child.expect_exact("left")
+    child.send("\x04")
+    child.expect(pexpect.EOF)
+    _, _, after = child.before.rpartition("\x1b[?2004l")
+    assert re.search(r"[^-]icanon", after)
+    assert re.search(r"[^-]echo ", after)
+
+
 def test_ctrl_c_stops_an_answer_and_keeps_the_session(terminal, endless: Path) -> None:
     chat = terminal("chat", "-m", endless)
     chat.ready()
