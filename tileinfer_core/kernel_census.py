@@ -120,7 +120,7 @@ def config_of(reference: str, store: Store) -> tuple[str, ModelConfig]:
         folder = store.resolve(reference)
     except ModelNotFoundError as error:
         raise ModelNotFoundError(
-            f"{error}; without its files a census needs a known shape", hint=f"known shapes: {', '.join(MODELS)}"
+            f"{error}, nor a shape of that name", hint=f"known shapes: {', '.join(MODELS)}"
         ) from error
     return folder.name, ModelConfig.load(folder.path)
 

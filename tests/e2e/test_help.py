@@ -70,6 +70,24 @@ def test_every_command_explains_itself_with_examples(command: str, tileinfer) ->
     assert max(map(len, result.out.splitlines())) <= 88
 
 
+@pytest.mark.parametrize("command", [*COMMANDS, "kernels compile", "kernels explain"])
+def test_what_a_command_alone_has_comes_first_and_the_compiler_last(command: str, tileinfer) -> None:
+    page = tileinfer(*command.split(), "--help").out
+    assert "{" not in page.splitlines()[0]
+    sections = re.findall(r"^(\w[\w ]*):$", page, re.MULTILINE)
+    places = {"Arguments": -2, "Options": -1, "Compiler": 1, "General": 2, "Examples": 3}
+    assert sections == sorted(sections, key=lambda name: places.get(name, 0))
+    assert sections[-2:] == ["General", "Examples"]
+
+
+def test_a_shell_completes_names_of_models(tileinfer, tmp_path) -> None:
+    (tmp_path / "models" / "demo").mkdir(parents=True)
+    words = {"_TILEINFER_COMPLETE": "complete_bash", "TILEINFER_HOME": str(tmp_path / "models")}
+    assert tileinfer(COMP_WORDS="tileinfer generate -m d", COMP_CWORD="3", **words).out.split() == ["demo"]
+    assert tileinfer(COMP_WORDS="tileinfer show ", COMP_CWORD="2", **words).out.split() == ["demo"]
+    assert "qwen3:0.6b" in tileinfer(COMP_WORDS="tileinfer pull qw", COMP_CWORD="2", **words).out.split()
+
+
 def test_no_command_shows_the_help_and_is_a_usage_error(tileinfer) -> None:
     result = tileinfer()
     assert (result.code, result.out) == (2, "")

@@ -7,7 +7,7 @@ import typer
 
 from tileinfer_cli import evaluation
 from tileinfer_cli.commandline import Cli
-from tileinfer_cli.options import JsonFlag, ModelFlags, QuietFlag
+from tileinfer_cli.options import AgainstOption, JsonFlag, ModelFlags, QuietFlag
 from tileinfer_cli.prompt import read_text
 
 NAME = "eval"
@@ -25,16 +25,15 @@ def run(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A text, UTF-8.", show_default=False)],
     *,
     where: ModelFlags,
-    against: Annotated[
-        str | None,
-        typer.Option("--against", metavar="MODEL", help="Compare with MODEL: KL divergence, same top token."),
-    ] = None,
+    against: AgainstOption = None,
     window: Annotated[
         int | None,
-        typer.Option("--window", metavar="N", help="Tokens read at once; without it, the context, or 1024 to compare."),
+        typer.Option(
+            "--window", metavar="N", help="Tokens read at once. Without it: the context, or 1,024 with --against."
+        ),
     ] = None,
     tokens: Annotated[
-        int | None, typer.Option("--tokens", metavar="N", help="Score the first N tokens; without it, all.")
+        int | None, typer.Option("--tokens", metavar="N", help="Score the first N tokens. Without it: all.")
     ] = None,
     as_json: JsonFlag = False,
     quiet: QuietFlag = False,

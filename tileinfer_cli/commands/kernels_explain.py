@@ -29,7 +29,7 @@ def run(
         typer.Option(
             "--launch",
             metavar="ARGS",
-            help="A launch, as changes to form 1: NAME=TYPE[LENGTHS]@OFFSET:(STRIDES) or NAME=NUMBER. Repeatable.",
+            help="A launch, as changes to form 1: NAME=TYPE[LENGTHS]@OFFSET:(STRIDES) or NAME=NUMBER; may be repeated.",
         ),
     ] = None,
     arch: ArchOption = None,
