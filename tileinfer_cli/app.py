@@ -171,9 +171,9 @@ def _explain(error: BaseException) -> tuple[str, str | None, int]:
     if isinstance(error, TileinferError):
         return str(error), error.hint, error.exit_code
     if hasattr(error, "format_message"):  # Typer's own: an unknown option, a missing argument
-        context = getattr(error, "ctx", None)
-        hint = f"try: {context.command_path} --help" if context is not None else None
-        return error.format_message().replace("Value error, ", ""), hint, UsageError.exit_code
+        from tileinfer_cli.usage import explain_usage
+
+        return *explain_usage(error), UsageError.exit_code
     if isinstance(error, MemoryError):
         hint = "a smaller --context, a shorter prompt or a smaller model needs less"
         return f"out of memory{f': {error}' if str(error) else ''}", hint, BackendError.exit_code

@@ -7,7 +7,9 @@ Output is append-only except for one progress line on a terminal, which is gone 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import shutil
 import textwrap
@@ -15,6 +17,7 @@ import time
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from tileinfer_cli.terminal import neutralise
+from tileinfer_core import units
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,7 +30,9 @@ if TYPE_CHECKING:
     from tileinfer_core.progress import ProgressEvent
 
 BOLD, DIM, RED, YELLOW, GREEN = "1", "2", "31", "33", "32"
+bytes_text = units.bytes_text
 _GAP = "   "
+_NARROWEST = 24  # columns that a text needs to be read in
 _STATUS_SGR = {"ok": GREEN, "info": DIM, "warning": YELLOW, "problem": RED}
 _SHOW_AFTER_S = 0.15  # shorter work leaves no trace on the terminal
 
@@ -56,26 +61,38 @@ def _folded(stream: TextStream, text: str, *, used: int) -> str:
     text = neutralise(text)
     if not stream.look.terminal:
         return text
-    width = shutil.get_terminal_size().columns
-    lines = textwrap.wrap(
-        " " * used + text, max(width, 20), break_long_words=False, break_on_hyphens=False, replace_whitespace=False
-    )
-    return "\n  ".join(lines)[used:]
+    return "\n  ".join(_wrapped(" " * used + text, max(_columns(stream), 20)))[used:]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False, replace_whitespace=False)
+
+
+def _columns(stream: TextStream) -> int:
+    """The terminal's width: of this stream's own terminal, unless COLUMNS says otherwise."""
+    if "COLUMNS" not in os.environ and stream.descriptor is not None:
+        with contextlib.suppress(OSError):
+            return os.get_terminal_size(stream.descriptor).columns or 80
+    return shutil.get_terminal_size().columns
+
+
+def _hanging(stream: TextStream, text: str, start: int) -> str:
+    """The last text of a line, from column `start` on: on a terminal folded, later lines begin in the same column.
+
+    Where there is no room for a column, all of it goes to the next line.
+    """
+    room = _columns(stream) - start if stream.look.terminal else 0
+    if not stream.look.terminal or _cells(text) <= room:
+        return text
+    if room >= _NARROWEST:
+        return ("\n" + " " * start).join(_wrapped(text, room))
+    return "".join(f"\n    {line}" for line in _wrapped(text, max(_columns(stream) - 4, _NARROWEST)))
 
 
 def print_json(out: TextStream, document: Any) -> None:
     """One document. JSON escapes C0 itself; DEL, C1 and lone surrogates are escaped here: it may reach a terminal."""
     text = json.dumps(document, ensure_ascii=False, indent=2, allow_nan=False)
     out.write(re.sub(r"[\x7f-\x9f\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
-
-
-def bytes_text(count: int) -> str:
-    """Decimal units, as disks and download pages count: 98.1 MB."""
-    size, units = float(count), iter(("B", "kB", "MB", "GB", "TB"))
-    unit = next(units)
-    while size >= 999.95 and unit != "TB":
-        size, unit = size / 1000, next(units)
-    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
 
 
 def seconds_text(seconds: float) -> str:
@@ -94,17 +111,21 @@ def _cells(text: str) -> int:
 def print_table(
     out: TextStream, header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Iterable[int] = ()
 ) -> None:
-    """Aligned columns. The header is bold on a terminal. Nothing is cut: a line too long for the terminal wraps."""
+    """Aligned columns. The header is bold on a terminal. Nothing is cut: on a terminal the last column is folded where
+    it is text, and what is too long still is left to the terminal."""
     rows = [[neutralise(cell) for cell in row] for row in rows]
     widths = [max(_cells(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    right = set(right)
+    right, last = set(right), len(header) - 1
+    start = sum(widths[:-1]) + last * len(_GAP)
 
     def line(row: Sequence[str]) -> str:
         padded = [
             " " * (width - _cells(cell)) + cell if i in right else cell + " " * (width - _cells(cell))
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        return _GAP.join(padded).rstrip()
+        if last not in right:
+            padded[last] = _hanging(out, row[last], start)
+        return re.sub(r" +(?=\n|$)", "", _GAP.join(padded))
 
     out.styled(line(header), BOLD)
     out.write("\n")
@@ -117,11 +138,13 @@ def print_pairs(out: TextStream, pairs: Sequence[tuple[str, str, str | None]], *
     name_width = max((_cells(name) for name, _, _ in pairs), default=0)
     with_origin = [_cells(value) for _, value, origin in pairs if origin]
     value_width = max(with_origin, default=0)
+    start = len(indent) + name_width + len(_GAP)
     for name, value, origin in pairs:
-        out.write(f"{indent}{name}{' ' * (name_width - _cells(name))}{_GAP}{neutralise(value)}")
+        shown = neutralise(value) if origin else _hanging(out, neutralise(value), start)
+        out.write(f"{indent}{name}{' ' * (name_width - _cells(name))}{_GAP}{shown}")
         if origin:
             out.write(" " * (value_width - _cells(value)) + _GAP)
-            out.styled(neutralise(origin), DIM)
+            out.styled(_hanging(out, neutralise(origin), start + value_width + len(_GAP)), DIM)
         out.write("\n")
 
 
@@ -137,7 +160,8 @@ def print_findings(out: TextStream, findings: Sequence[Finding]) -> None:
     for finding in findings:
         out.styled(finding.status.ljust(status_width), _STATUS_SGR[finding.status])
         name = neutralise(finding.name) + " " * (name_width - _cells(finding.name))
-        out.write(f"{_GAP}{name}{_GAP}{neutralise(finding.detail)}\n")
+        start = status_width + name_width + 2 * len(_GAP)
+        out.write(f"{_GAP}{name}{_GAP}{_hanging(out, neutralise(finding.detail), start)}\n")
         if finding.cure:
             out.write(f"{' ' * (status_width + name_width)}{_GAP * 2}fix: {neutralise(finding.cure)}\n")
 

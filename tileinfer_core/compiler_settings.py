@@ -119,5 +119,8 @@ def _number(name: str, setting: Setting[Any], kind: type[Any], least: float, uni
     except (TypeError, ValueError):
         number = kind(0)
     if not least <= number < float("inf"):
-        raise UsageError(f"{setting.origin}: {name} must be at least {least:,} {unit}, found {setting.value!r}")
+        whole = "whole " if kind is int else ""
+        raise UsageError(
+            f"{setting.origin}: {name} must be a {whole}number of {unit}, at least {least:,}, found {setting.value!r}"
+        )
     return Setting(number, setting.origin)

@@ -266,7 +266,8 @@ class Store:
     # Removing and verifying
 
     def remove(self, reference: str) -> int:
-        """Delete a model of this store, finished or not; returns the bytes freed.
+        """Delete a model of this store, finished or not; returns the bytes freed. Of a .gguf file it is the converted
+        copy: the file stays.
 
         Raises:
             UsageError: a local folder, or a model of the Hugging Face cache: neither is TileInfer's to delete.

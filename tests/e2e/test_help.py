@@ -103,12 +103,19 @@ def test_version(tileinfer) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["generat"], "No such command 'generat'. Did you mean 'generate'?"),
-        (["generate", "hi", "--colour"], "No such option: --colour"),
-        (["generate", "hi", "there"], "unexpected extra argument"),
+        (["generat"], "error: no command 'generat'\n  did you mean generate?"),
+        (["run", "demo"], "error: no command 'run'\n  try: tileinfer chat -m MODEL"),
+        (["xyz"], "error: no command 'xyz'\n  try: tileinfer --help"),
+        (["kernels", "lst"], "error: no command 'lst'\n  did you mean list?"),
+        (["kernels"], "error: a command is missing\n  try: tileinfer kernels --help"),
+        (["generate", "hi", "--colour"], "error: no option --colour\n  try: tileinfer generate --help"),
+        (["generate", "hi", "--temprature", "0"], "error: no option --temprature\n  did you mean --temperature?"),
+        (["generate", "hi", "there"], "error: unexpected: there\n  put the prompt in quotes"),
+        (["show", "a", "b"], "error: unexpected: b\n  try: tileinfer show --help"),
         (["generate", "hi", "--max-tokens", "many"], "--max-tokens"),
-        (["generate", "hi", "--backend", "tpu"], "--backend"),
-        (["show"], "Missing argument 'MODEL'"),
+        (["generate", "hi", "--backend", "tpu"], "error: --backend must be one of auto, cuda, cpu, found 'tpu'"),
+        (["pull", "demo", "--quantize", "int4"], "error: --quantize must be int8, found 'int4'"),
+        (["show"], "error: MODEL is missing\n  try: tileinfer show --help"),
     ],
 )
 def test_usage_errors_are_two_lines_and_code_2(args: list[str], message: str, tileinfer) -> None:
@@ -117,3 +124,15 @@ def test_usage_errors_are_two_lines_and_code_2(args: list[str], message: str, ti
     assert message in result.err
     assert len(result.err.splitlines()) == 2
     assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["generate", "-m"], "error: -m wants a value\n"),
+        (["generate", "--json=3"], "error: --json takes no value\n"),
+    ],
+)
+def test_a_flag_without_its_value_or_with_one_too_many(args: list[str], message: str, tileinfer) -> None:
+    result = tileinfer(*args)
+    assert (result.code, result.err) == (2, message)

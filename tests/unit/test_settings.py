@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,32 @@ def test_environment_wins_over_the_file(config: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ('modle = "x"', "did you mean model?"),
+        ("temperature = 1", "did you mean temperature, in the table [sampling]?"),
+        ("[sampling]\ntemprature = 1", "did you mean temperature?"),
+        ("[alias]\na = 'b'", "did you mean aliases?"),
+        ("xyzzy = 1", "known settings: model, backend"),
+    ],
+)
+def test_an_unknown_key_names_what_is_near(text: str, hint: str, config: Path) -> None:
+    config.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        Settings.load({"HOME": "/h"}, config)
+    assert caught.value.hint is not None
+    assert caught.value.hint.startswith(hint)
+
+
+def test_a_config_file_that_is_asked_for_must_be_there(tmp_path: Path) -> None:
+    environ = {"HOME": str(tmp_path), "TILEINFER_CONFIG": str(tmp_path / "gone.toml")}
+    with pytest.raises(UsageError, match=r"TILEINFER_CONFIG: there is no file .*gone\.toml"):
+        Settings.load(environ)
+    for rest in ({}, {"TILEINFER_CONFIG": os.devnull}):
+        assert Settings.load({"HOME": str(tmp_path), **rest}).model.origin == "default"
+
+
 def test_sampling_and_aliases(config: Path) -> None:
     config.write_text('max_tokens = 9\n[sampling]\ntemperature = 1\ntop_k = 40\n[aliases]\n"mine" = "org/model"\n')
     settings = Settings.load({"HOME": "/h"}, config)
@@ -51,7 +78,7 @@ def test_sampling_and_aliases(config: Path) -> None:
         ("modell = 'x'", "unknown setting 'modell'"),
         ("[sampling]\ntemprature = 1", "unknown setting 'sampling.temprature'"),
         ("context = '8k'", "context must be a whole number, found '8k'"),
-        ("context = true", "context must be a whole number, found True"),
+        ("context = true", "context must be a whole number, found true"),
         ("half_copies = 'no'", "half_copies must be true or false, found 'no'"),
         ("context = 0", "context must be at least 1, found 0"),
         ("[sampling]\ntop_k = 1.5", "sampling.top_k must be a whole number, found 1.5"),

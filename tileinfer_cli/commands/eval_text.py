@@ -8,7 +8,7 @@ import typer
 from tileinfer_cli import evaluation
 from tileinfer_cli.commandline import Cli
 from tileinfer_cli.options import AgainstOption, JsonFlag, ModelFlags, QuietFlag
-from tileinfer_cli.prompt import read_text
+from tileinfer_cli.prompt import read_input
 
 NAME = "eval"
 SHORT = "perplexity of a text"
@@ -22,7 +22,7 @@ Examples:
 
 def run(
     cli: Cli,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A text, UTF-8.", show_default=False)],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A text, UTF-8 (- is stdin).", show_default=False)],
     *,
     where: ModelFlags,
     against: AgainstOption = None,
@@ -42,7 +42,7 @@ def run(
 
     The other model uses the same flags, but keeps its keys and values as its own folder says.
     """
-    text = read_text(file)
+    text = read_input(cli.streams, file) or ""
     limits = evaluation.Limits(window, tokens)
     if against is None:
         evaluation.score(cli, where, text, limits, as_json=as_json, quiet=quiet)
