@@ -104,7 +104,10 @@ BackendOption = Annotated[
 ContextOption = Annotated[
     int | None,
     typer.Option(
-        "--context", metavar="N", help="Tokens of context. Without it: the model's own.", rich_help_panel=_MODEL
+        "--context",
+        metavar="N",
+        help="Tokens of context. Without it: the model's own, if that fits.",
+        rich_help_panel=_MODEL,
     ),
 ]
 KvOption = Annotated[
