@@ -105,6 +105,7 @@ def test_verify_finds_a_flipped_byte_and_pull_mends_it(demo, demo_home: Path, tm
     result = demo("verify", "demo", **home)
     assert result.code == 7
     assert "model.safetensors" in result.out
+    assert "tileinfer pull demo" in result.err
     assert demo("pull", "demo", timeout=300, **home).code == 0
     assert demo("verify", "demo", **home).code == 0
 

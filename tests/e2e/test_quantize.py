@@ -149,6 +149,17 @@ def test_two_runs_at_once(tileinfer: Callable[..., Result], environment: dict[st
     assert "another process is working on" in second.err
 
 
+def test_verify_of_a_damaged_int8_model_says_how_it_is_made_again(
+    tileinfer: Callable[..., Result], model: Path, tmp_path: Path
+) -> None:
+    tileinfer("quantize", model, "--eval-tokens", "0", "-q")
+    weights = tmp_path / "parrot-int8" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    done = tileinfer("verify", tmp_path / "parrot-int8")
+    assert done.code == 7
+    assert done.err.splitlines()[1] == f"  tileinfer quantize {model} --force"
+
+
 # Refusals
 
 

@@ -114,7 +114,7 @@ def test_cut_off_anywhere(tmp_path: Path, whole: bytes) -> None:
 
 
 def test_one_block_appended(tmp_path: Path, whole: bytes) -> None:
-    assert f"{len(whole)} bytes expected, {len(whole) + 1} found" in refusal(tmp_path, whole + b"\0")
+    assert f"{len(whole):,} bytes expected, {len(whole) + 1:,} found" in refusal(tmp_path, whole + b"\0")
 
 
 def test_flipped_bytes_convert_or_are_refused(tmp_path: Path, whole: bytes) -> None:
