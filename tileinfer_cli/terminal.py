@@ -14,6 +14,7 @@ import operator
 import os
 import re
 import select
+import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ except ImportError:  # no pipes of this kind on Windows
 from tileinfer_core.errors import DiskError, TileinferError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 # C0 without tab and newline, DEL, and C1: what a terminal obeys instead of showing.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -175,28 +176,39 @@ def keys_kept(stdin: IO[str] | None, canvas: TextStream) -> Iterator[None]:
     """Keys typed while nobody reads them wait for the line editor that is drawn on `canvas`, and are not echoed.
 
     A paste waits as one message: the terminal goes on to mark where it begins and ends, and hands keys on as they
-    come. Line by line, as terminals do by themselves, it would drop all beyond 4,096 bytes. Ctrl-C still interrupts.
+    come. Line by line, as terminals do by themselves, it would drop all beyond 4,096 bytes. Ctrl-C still interrupts,
+    and Ctrl-Z stops: a shell takes the terminal back as it likes it, so that all this is set again on SIGCONT.
     """
-    with _terminal_without(stdin, "ECHO", "ICANON"):
-        canvas.command(PASTE_ON)
+    with _terminal_without(stdin, "ECHO", "ICANON") as set_again:
+
+        def settle(*_signal: object) -> None:
+            set_again()
+            canvas.command(PASTE_ON)
+
+        settle()
+        before = signal.signal(signal.SIGCONT, settle) if hasattr(signal, "SIGCONT") else None
         try:
             yield
         finally:
+            if hasattr(signal, "SIGCONT"):
+                signal.signal(signal.SIGCONT, before)
             canvas.command(PASTE_OFF)
 
 
 @contextlib.contextmanager
-def _terminal_without(stdin: IO[str] | None, *modes: str) -> Iterator[None]:
-    """Local modes of a terminal, off for as long as this lasts; nothing where stdin is none."""
+def _terminal_without(stdin: IO[str] | None, *modes: str) -> Iterator[Callable[[], None]]:
+    """Local modes of a terminal, off while this lasts, and what sets that again; nothing where stdin is none."""
     descriptor = descriptor_of(stdin)
     if termios is None or descriptor is None or not os.isatty(descriptor):
-        yield
+        yield lambda: None
         return
     before = termios.tcgetattr(descriptor)
     mask = functools.reduce(operator.or_, (getattr(termios, name) for name in modes))
+    changed = [*before[:3], before[3] & ~mask, *before[4:]]
+    set_again = functools.partial(termios.tcsetattr, descriptor, termios.TCSADRAIN, changed)
     try:
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, [*before[:3], before[3] & ~mask, *before[4:]])
-        yield
+        set_again()
+        yield set_again
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 

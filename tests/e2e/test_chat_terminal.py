@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import sys
+import termios
 import time
 from typing import TYPE_CHECKING
 
@@ -140,6 +141,40 @@ def test_the_terminal_is_as_it_was_after_a_chat(environment, hello: Path) -> Non
     _, _, after = child.before.rpartition("\x1b[?2004l")
     assert re.search(r"[^-]icanon", after)
     assert re.search(r"[^-]echo ", after)
+
+
+def modes(child) -> int:
+    return termios.tcgetattr(child.child_fd)[3]
+
+
+def test_a_chat_that_was_stopped_goes_on(environment, endless: Path) -> None:
+    """Ctrl-Z at the prompt and in an answer: a shell sets the terminal as it likes it, and fg brings the chat back."""
+    line = " ".join([*COMMAND, "chat", "-m", str(endless)])
+    child = pexpect.spawn(
+        "bash", ["--norc", "-i"], env=environment | {"PS1": "$ "}, dimensions=(24, 80), encoding="utf-8"
+    )
+    child.sendline(line)
+    child.expect_exact("left")
+    child.send("half\x1a")
+    child.expect_exact("Stopped")
+    child.sendline("fg")
+    child.expect_exact("half")
+    child.send(" done\r")
+    child.expect_exact("tick tock")
+    child.send("\x1a")
+    child.expect_exact("Stopped")
+    child.sendline("fg")
+    child.expect_exact("tick tock")
+    assert not modes(child) & (termios.ECHO | termios.ICANON)
+    child.send("\x03")
+    child.expect_exact("interrupted")
+    child.expect_exact("left")
+    child.send("/prompt\r")
+    child.expect_exact("half done<|im_end|>")
+    child.expect_exact("left")
+    child.send("/exit\r")
+    child.expect_exact("$ ")
+    child.close(force=True)
 
 
 def test_ctrl_c_stops_an_answer_and_keeps_the_session(terminal, endless: Path) -> None:

@@ -223,6 +223,7 @@ def _new_session(canvas: TextStream, history: History, complete: Complete, edito
         reserve_space_for_menu=0,
         style=Style.from_dict({"placeholder": "fg:ansibrightblack", "prompt": "bold"}),
         erase_when_done=False,
+        enable_suspend=True,
         enable_history_search=Condition(lambda: False),
     )
     session.default_buffer.on_text_changed += editor.typed
