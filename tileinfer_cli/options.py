@@ -146,14 +146,13 @@ ThinkFlag = Annotated[
 ]
 
 
-ArchOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--arch",
-        metavar="SM_XX",
-        help="Architecture, such as sm_90; may be repeated, or several with commas. Without it: this machine's GPU.",
-    ),
-]
+def _arch_option(otherwise: str) -> Any:
+    text = f"Architecture, such as sm_90; may be repeated, or several with commas. Without it: {otherwise}."
+    return typer.Option("--arch", metavar="SM_XX", help=text)
+
+
+ArchOption = Annotated[list[str] | None, _arch_option("this machine's GPU")]
+ArchToLookAtOption = Annotated[list[str] | None, _arch_option("this machine's GPU, else sm_90")]
 ShapeOption = Annotated[
     list[str] | None,
     typer.Option(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import pty
 import re
+import select
 import stat
+import time
 from threading import Thread
 from typing import TYPE_CHECKING
 
@@ -50,15 +52,18 @@ def keys(tmp_path: Path):
                 waiting.join()
 
         def type_after(sign: str, text: str) -> None:
-            seen = ""
-            while sign not in seen:
-                seen += os.read(master, 4096).decode(errors="replace")
+            text_seen, end = "", time.monotonic() + 10
+            while sign not in text_seen and time.monotonic() < end:
+                text_seen += re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", shown(patience_s=1))
+            seen.append(text_seen)
             pipe.send_text(text)
 
-        def shown() -> str:
-            os.set_blocking(master, False)
-            return os.read(master, 1 << 20).decode()
+        def shown(patience_s: float = 0) -> str:
+            ready, _, _ = select.select([master], [], [], patience_s)
+            return os.read(master, 1 << 20).decode(errors="replace") if ready else ""
 
+        seen: list[str] = []
+        type_text.seen = seen  # type: ignore[attr-defined]
         type_text.editor = editor  # type: ignore[attr-defined]
         type_text.shown = shown  # type: ignore[attr-defined]
         yield type_text
@@ -132,6 +137,15 @@ def test_the_marks_of_a_paste_stay_on_from_prompt_to_prompt(keys) -> None:
     shown = keys.shown()
     assert "\x1b[?2004h" in shown
     assert "\x1b[?2004l" not in shown
+
+
+def test_a_search_of_the_history_shows_what_it_finds_alone(keys) -> None:
+    keys("first\r")
+    keys("second\r")
+    keys.shown()
+    assert keys("\x12fir", then=("first", "\r\r")) == "first"
+    assert "firstgauge" not in keys.seen[-1]
+    assert keys("\x12sec\x03\x15third\r") == "third"
 
 
 def test_history_is_kept_private_and_read_again(keys, tmp_path: Path) -> None:

@@ -113,10 +113,11 @@ class LineEditor:
         self._session = _new_session(canvas, open_history(history, err), complete, self)
 
     def placeholder(self) -> AnyFormattedText:
-        """Shown after the prompt while the line is empty, and gone with the first key: nothing is left behind."""
+        """Shown after the prompt while the line is empty, and gone with the first key: nothing is left behind. A search
+        (Ctrl-R) shows what it finds in an empty line."""
         from prompt_toolkit.application import get_app
 
-        if get_app().is_done:
+        if get_app().is_done or get_app().layout.is_searching:
             return []
         return [("class:placeholder", _LEAVE_HINT if self._leaving else self._status())]
 
@@ -161,11 +162,12 @@ class LineEditor:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: app.exit(exception=leave))
 
     def bindings(self) -> KeyBindings:
+        from prompt_toolkit.filters import is_searching
         from prompt_toolkit.key_binding import KeyBindings
 
-        keys = KeyBindings()
+        keys, editing = KeyBindings(), ~is_searching  # a search has an Enter and a Ctrl-C of its own
 
-        @keys.add("enter")
+        @keys.add("enter", filter=editing)
         def _send(event: Any) -> None:
             event.current_buffer.validate_and_handle()
 
@@ -173,8 +175,8 @@ class LineEditor:
         def _new_line(event: Any) -> None:
             event.current_buffer.insert_text("\n")
 
-        @keys.add("c-c")
-        @keys.add("<sigint>")
+        @keys.add("c-c", filter=editing)
+        @keys.add("<sigint>", filter=editing)
         def _clear_or_leave(event: Any) -> None:
             if self._leaving or self._editing:
                 event.app.exit(exception=KeyboardInterrupt())
