@@ -35,6 +35,24 @@ _ELSEWHERE = {
 }
 
 
+# Their flags likewise, for generate, chat and what else has those.
+_FLAGS_ELSEWHERE = {
+    "--ctx-size": "--context",
+    "--device": "--backend",
+    "--max-new-tokens": "--max-tokens",
+    "--n-predict": "--max-tokens",
+    "--num-ctx": "--context",
+    "--num-predict": "--max-tokens",
+    "--repeat-penalty": "--repetition-penalty",
+    "--system-prompt": "--system",
+    "--temp": "--temperature",
+    "--verbose": "--stats",
+    "-c": "--context",
+    "-v": "--stats",
+}
+_PROMPT_FLAGS, _WITH_PROMPT = {"--prompt", "-p"}, {"generate", "tokens"}
+
+
 def explain_usage(error: Any) -> tuple[str, str | None]:
     """Message and way out of an exception that has a `format_message` and perhaps a `ctx`."""
     context = getattr(error, "ctx", None)
@@ -57,14 +75,20 @@ def _no_command(found: re.Match[str], path: str) -> Said:
     return f"no command {name!r}", f"did you mean {near}?" if near else None
 
 
-def _no_option(found: re.Match[str], _path: str) -> Said:
-    near = found["near"] and found["near"].replace(", ", " or ")
-    return f"no option {found['name']}", f"did you mean {near}?" if near else None
+def _no_option(found: re.Match[str], path: str) -> Said:
+    name, command = found["name"], path.rpartition(" ")[2]
+    if name in _PROMPT_FLAGS and command in _WITH_PROMPT:
+        return f"no option {name}", f'the prompt needs none: {path} "…"'
+    near = _FLAGS_ELSEWHERE.get(name) if command in {"generate", "chat"} else None
+    near = near or (found["near"] and found["near"].replace(", ", " or "))
+    return f"no option {name}", f"did you mean {near}?" if near else None
 
 
 def _too_much(found: re.Match[str], path: str) -> Said:
-    quotes = path.rpartition(" ")[2] in {"generate", "tokens"}
-    return f"unexpected: {found['extra']}", "put the prompt in quotes" if quotes else None
+    command = path.rpartition(" ")[2]
+    if command == "chat":
+        return f"unexpected: {found['extra']}", 'for one answer: tileinfer generate "…"'
+    return f"unexpected: {found['extra']}", "put the prompt in quotes" if command in _WITH_PROMPT else None
 
 
 def _bad_value(found: re.Match[str], _path: str) -> Said:
