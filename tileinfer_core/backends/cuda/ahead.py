@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from tileinfer_core.backends.base import LoadOptions
 from tileinfer_core.backends.cuda.census_steps import ShapeDevice
 from tileinfer_core.backends.cuda.load import chunk_rows, empty_runner
-from tileinfer_core.backends.cuda.ops import worth_a_copy
 from tileinfer_core.backends.cuda.warmup import KernelWarmup
+from tileinfer_core.backends.cuda.weights import worth_a_copy
 
 if TYPE_CHECKING:
     from kernels.specs import Recorded

@@ -14,10 +14,10 @@ from tileinfer_core.backends.cuda.loader import (
     storage_dtype,
 )
 from tileinfer_core.backends.cuda.memory import plan_memory
-from tileinfer_core.backends.cuda.ops import worth_a_copy
 from tileinfer_core.backends.cuda.plan import refuse_formats, refuse_unsupported
 from tileinfer_core.backends.cuda.runner import CudaRunner
 from tileinfer_core.backends.cuda.warmup import KernelWarmup
+from tileinfer_core.backends.cuda.weights import worth_a_copy
 from tileinfer_core.errors import OutOfMemoryError
 
 if TYPE_CHECKING:
