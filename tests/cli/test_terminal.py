@@ -5,18 +5,13 @@ from __future__ import annotations
 import errno
 import io
 import os
-import sys
 from itertools import count
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.interrupts import interrupted
 from tileinfer_cli.terminal import Look, TextStream, look_of, neutralise
 from tileinfer_core.errors import DiskError, TileinferError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
 
 
 class FakeTerminal(io.TextIOWrapper):
@@ -120,31 +115,6 @@ def test_end_line_adds_a_newline_only_where_one_is_missing() -> None:
         stream.write(text)
         stream.end_line()
     assert terminal.shown() == "a\nb\n"
-
-
-def interrupted(work: Callable[[], None], steps: int) -> bool:
-    """Runs `work` and raises KeyboardInterrupt before Python's instruction number `steps` of it, as a signal would.
-    Whether it came to that."""
-    left = steps
-
-    def trace(frame: FrameType, event: str, _argument: object) -> Callable[..., object]:
-        nonlocal left
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            left -= 1
-            if left < 0:
-                raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        work()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
 
 
 @pytest.mark.parametrize("styled", [False, True])
