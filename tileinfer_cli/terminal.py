@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 # C0 without tab and newline, DEL, and C1: what a terminal obeys instead of showing.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_COLUMNS = 80
 _READER_LAG_S = 0.05  # what a reader of our pipe may take to pass on what it has read
 
 
@@ -65,6 +66,7 @@ class TextStream:
 
     def __init__(self, stream: IO[str] | None, environ: Mapping[str, str], *, name: str, required: bool) -> None:
         self._stream = stream
+        self._environ = environ
         self._required = required
         self.name = name
         self.look = look_of(stream, environ)
@@ -80,6 +82,16 @@ class TextStream:
         """The file descriptor; None for a stream that is closed or only in memory."""
         return descriptor_of(self._stream)
 
+    @property
+    def columns(self) -> int:
+        """Of the terminal; 80 where it does not say, or says 0."""
+        asked = self._environ.get("COLUMNS", "")
+        if asked.isdecimal() and len(asked) < 5 and int(asked) > 0:
+            return int(asked)
+        with contextlib.suppress(OSError, TypeError):  # no terminal, no descriptor
+            return os.get_terminal_size(self.descriptor).columns or _COLUMNS  # type: ignore[arg-type]
+        return _COLUMNS
+
     def write(self, text: str) -> None:
         """Text of any origin. Raises BrokenPipeError, or DiskError when the device is full (required streams only)."""
         if text:
@@ -91,6 +103,11 @@ class TextStream:
             return self.write(text)
         self._send(f"\x1b[{sgr}m{neutralise(text)}\x1b[0m", ends_line=text.endswith("\n"))
         return None
+
+    def redraw(self, text: str) -> None:
+        """`text`, which may have SGR codes and must fit into `columns`, in place of all that the line has. For
+        streams with motion."""
+        self._send(f"\r\x1b[2K{text}", ends_line=not text)
 
     def end_line(self) -> None:
         """A newline, unless the stream stands at the start of a line already."""
@@ -162,11 +179,19 @@ def keys_unseen(stdin: IO[str] | None) -> Iterator[None]:
         return
     before = termios.tcgetattr(descriptor)
     changed = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
-    termios.tcsetattr(descriptor, termios.TCSADRAIN, changed)
+
+    def restore() -> None:
+        with contextlib.suppress(termios.error):  # the terminal is gone
+            termios.tcsetattr(descriptor, termios.TCSANOW, before)
+
     try:
-        yield
+        try:
+            termios.tcsetattr(descriptor, termios.TCSADRAIN, changed)
+            yield
+        finally:
+            restore()
     finally:
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        restore()  # Ctrl-C may have come in the other one, before it did anything
 
 
 def _unread_bytes(descriptor: int) -> int:

@@ -88,9 +88,8 @@ def test_a_signal_wrapped_by_another_error_is_still_the_signal(below: BaseExcept
     assert streams.stderr == ""
 
 
-def test_a_long_message_breaks_between_words_on_a_terminal(recorded, monkeypatch) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    streams = recorded(tty=True)
+def test_a_long_message_breaks_between_words_on_a_terminal(recorded) -> None:
+    streams = recorded(tty=True, environ={"TERM": "xterm", "NO_COLOR": "1", "COLUMNS": "40"})
     path = "/a/very/long/path/that/is/wider/than/the/terminal/itself"
     _end(DiskError(f"no room for the file that was wanted at {path}"), streams, debug=False)
     assert streams.stderr.splitlines() == ["error: no room for the file that was", "  wanted at", f"  {path}"]

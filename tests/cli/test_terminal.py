@@ -10,7 +10,7 @@ from itertools import count
 import pytest
 
 from tests.interrupts import interrupted
-from tileinfer_cli.terminal import Look, TextStream, look_of, neutralise
+from tileinfer_cli.terminal import Look, TextStream, keys_unseen, look_of, neutralise
 from tileinfer_core.errors import DiskError, TileinferError
 
 
@@ -129,3 +129,31 @@ def test_a_line_is_ended_wherever_in_a_write_a_signal_comes(*, styled: bool) -> 
         if not came:
             break
     assert steps > 20
+
+
+def test_echo_is_back_wherever_a_signal_comes() -> None:
+    pty, termios = pytest.importorskip("pty"), pytest.importorskip("termios")
+    master, slave = pty.openpty()
+    try:
+        with os.fdopen(slave, closefd=False) as stdin:
+            before = termios.tcgetattr(slave)
+
+            def unseen() -> None:
+                with keys_unseen(stdin):
+                    assert not termios.tcgetattr(slave)[3] & termios.ECHO
+
+            for steps in count():
+                came = interrupted(unseen, steps)
+                assert termios.tcgetattr(slave) == before, f"after {steps} instructions"
+                if not came:
+                    break
+        assert steps > 100
+    finally:
+        os.close(slave)
+        os.close(master)
+
+
+def test_a_width_that_is_none_is_80() -> None:
+    for columns in ("", "0", "-5", "x", "9" * 5000):
+        stream = TextStream(FakeTerminal(), {"COLUMNS": columns}, name="stderr", required=False)
+        assert stream.columns == 80
