@@ -8,6 +8,7 @@ Output is append-only except for one progress line on a terminal, which is gone 
 from __future__ import annotations
 
 import json
+import math
 import re
 import textwrap
 import time
@@ -28,26 +29,35 @@ _GAP = "   "
 _STATUS_SGR = {"ok": GREEN, "info": DIM, "warning": YELLOW, "problem": RED}
 _SHOW_AFTER_S = 0.15  # shorter work leaves no trace on the terminal
 _REDRAW_AFTER_S = 0.1
+_LONGEST = 1200  # characters of an error's message
 _BAR = 24  # cells
 
 
 def print_error(err: TextStream, message: str, hint: str | None) -> None:
     err.styled("error:", f"{BOLD};{RED}")
-    err.write(f" {_folded(err, message, used=7)}\n")
+    err.write(f" {_folded(err, _shortened(message), used=7)}\n")
     if hint:
-        err.write(f"  {_folded(err, hint, used=2)}\n")
+        err.write(f"  {_folded(err, _shortened(hint), used=2)}\n")
 
 
 def print_warning(err: TextStream, message: str) -> None:
     err.end_line()
     err.styled("warning:", YELLOW)
-    err.write(f" {_folded(err, message, used=9)}\n")
+    err.write(f" {_folded(err, _shortened(message), used=9)}\n")
 
 
 def print_note(err: TextStream, message: str) -> None:
     err.end_line()
     err.styled(_folded(err, message, used=0), DIM)
     err.write("\n")
+
+
+def _shortened(text: str) -> str:
+    """A damaged file may hold a name of a million characters, which its error repeats."""
+    if len(text) <= _LONGEST:
+        return text
+    kept = _LONGEST // 2
+    return f"{text[:kept]} [… {len(text) - 2 * kept:,} characters …] {text[-kept:]}"
 
 
 def _folded(stream: TextStream, text: str, *, used: int) -> str:
@@ -66,9 +76,18 @@ def _folded(stream: TextStream, text: str, *, used: int) -> str:
 
 
 def print_json(out: TextStream, document: Any) -> None:
-    """One document. JSON escapes C0 itself; DEL, C1 and lone surrogates are escaped here: it may reach a terminal."""
-    text = json.dumps(document, ensure_ascii=False, indent=2, allow_nan=False)
+    """One document. JSON escapes C0 itself; DEL, C1 and lone surrogates are escaped here: it may reach a terminal.
+    It has no infinity and no NaN: they become null."""
+    text = json.dumps(_finite(document), ensure_ascii=False, indent=2, allow_nan=False)
     out.write(re.sub(r"[\x7f-\x9f\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def bytes_text(count: int) -> str:
@@ -139,7 +158,7 @@ def print_findings(out: TextStream, findings: Sequence[Finding]) -> None:
     for finding in findings:
         out.styled(finding.status.ljust(status_width), _STATUS_SGR[finding.status])
         name = neutralise(finding.name) + " " * (name_width - _cells(finding.name))
-        out.write(f"{_GAP}{name}{_GAP}{neutralise(finding.detail)}\n")
+        out.write(f"{_GAP}{name}{_GAP}{neutralise(_shortened(finding.detail))}\n")
         if finding.cure:
             out.write(f"{' ' * (status_width + name_width)}{_GAP * 2}fix: {neutralise(finding.cure)}\n")
 

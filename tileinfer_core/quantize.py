@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from tileinfer_core.quantize_recipe import ModelRecipe, Recipe, Stored
     from tileinfer_core.receipt import Quality, QualityOptions
     from tileinfer_core.store import ModelFolder
+    from tileinfer_core.tensor_pieces import Float32Array
     from tileinfer_core.weights import TensorInfo
 
 TASK = "quantize"
@@ -329,10 +330,10 @@ def _write_part(
             raise _not_finite(part)
         q = round_compensated(values, scale, factor) if factor else to_int8(values, scale)
         scales.append(scale)
-        squares += float(np.vdot(values, values))
+        squares += _square(values)
         difference = from_int8(q, scale)
         difference -= values
-        wrong += float(np.vdot(difference, difference))
+        wrong += _square(difference)
         if part.stored.packed:
             flip(q)
         writer.write(q)
@@ -342,6 +343,12 @@ def _write_part(
     if part.stored.packed:
         writer.write(np.array(part.info.shape, np.int64))
     yield TensorError(part.name, str(part.stored.int8), (wrong / squares) ** 0.5 if squares else 0.0), 0
+
+
+def _square(values: Float32Array) -> float:
+    """The sum of squares; in float64 where float32 is too small for it."""
+    total = float(np.vdot(values, values))
+    return total if math.isfinite(total) else float(np.square(values, dtype=np.float64).sum())
 
 
 def _not_finite(part: _Part) -> DamagedModelError:
