@@ -23,6 +23,7 @@ try:
 except ImportError:  # no pipes of this kind on Windows
     fcntl = termios = None  # type: ignore[assignment]
 
+from tileinfer_cli.patience import write_all
 from tileinfer_core.errors import DiskError, TileinferError
 
 if TYPE_CHECKING:
@@ -155,8 +156,7 @@ class TextStream:
                 self.require()
             return
         try:
-            self._stream.buffer.write(text.encode("utf-8", "replace"))  # type: ignore[attr-defined]
-            self._stream.buffer.flush()  # type: ignore[attr-defined]
+            write_all(self._stream.buffer, text.encode("utf-8", "replace"))  # type: ignore[attr-defined]
         except OSError as error:
             self._failed(error)
 

@@ -14,6 +14,7 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tileinfer_cli.patience import read_line
 from tileinfer_cli.prompt import MAX_PROMPT_BYTES, decode_utf8
 from tileinfer_core.errors import ContextLengthError, UsageError
 
@@ -87,7 +88,7 @@ class LineReader:
             return None
         if self._prompt_on is not None:
             self._prompt_on.write(PROMPT)
-        data: bytes = self._source.readline(MAX_PROMPT_BYTES + 1)
+        data = read_line(self._source, MAX_PROMPT_BYTES + 1)
         if len(data) > MAX_PROMPT_BYTES:
             raise ContextLengthError(f"a line has more than {MAX_PROMPT_BYTES:,} bytes")
         return decode_utf8(data, "stdin").rstrip("\r\n") if data else None
