@@ -34,7 +34,7 @@ from tileinfer_core.models.define import define_from_files
 from tileinfer_core.models.structure import scale_name
 from tileinfer_core.packed_int8 import PACKED, PACKING, SHAPE, flip
 from tileinfer_core.progress import OnProgress, ProgressEvent
-from tileinfer_core.pull_plan import exclusive, lock_path
+from tileinfer_core.pull_plan import exclusive
 from tileinfer_core.quantize_recipe import HEAD, quantization_config
 from tileinfer_core.receipt import RECEIPT_NAME, Receipt, TensorError, measure_quality
 from tileinfer_core.safetensors_writer import SHARD_BYTES, ShardWriter, Target
@@ -251,8 +251,9 @@ def execute_quantize(plan: QuantizePlan, quality: QualityOptions | None, on_prog
 
 def _execute(plan: QuantizePlan, quality: QualityOptions | None, on_progress: OnProgress) -> Receipt:
     with exclusive(plan.target, plan.name):
-        partial = fresh_folder(plan.target.with_name(plan.target.name + PARTIAL))
+        partial = plan.target.with_name(plan.target.name + PARTIAL)
         try:
+            fresh_folder(partial)
             with disk_errors(partial):
                 _copy_small_files(plan, partial)
                 errors, records = _write_weights(plan, partial, on_progress)
@@ -267,8 +268,6 @@ def _execute(plan: QuantizePlan, quality: QualityOptions | None, on_progress: On
         except BaseException:
             remove_tree(partial)
             raise
-        finally:
-            lock_path(plan.target).unlink(missing_ok=True)  # it may lie among the user's own folders
     return receipt
 
 

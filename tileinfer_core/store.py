@@ -25,7 +25,7 @@ from tileinfer_core.errors import DamagedModelError, ModelError, ModelNotFoundEr
 from tileinfer_core.files import PARTIAL, disk_errors, folder_bytes, remove_tree
 from tileinfer_core.manifest import MANIFEST_NAME, Manifest
 from tileinfer_core.progress import OnProgress, silent
-from tileinfer_core.pull_plan import exclusive, lock_path
+from tileinfer_core.pull_plan import exclusive
 from tileinfer_core.verify import verify_folder
 from tileinfer_core.weight_index import weight_files
 
@@ -274,7 +274,6 @@ class Store:
                 for folder in folders:
                     freed += folder_bytes(folder)
                     remove_tree(folder)
-                lock_path(base).unlink(missing_ok=True)
         return freed
 
     def _removable(self, reference: str) -> dict[Path, Paths]:

@@ -427,6 +427,29 @@ def test_two_pulls_of_one_model_do_not_mix(hub: HubServer, store: Store) -> None
     execute_pull(plan)
 
 
+def test_a_plan_that_another_pull_has_overtaken(
+    hub: HubServer, store: Store, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planning hashes what is here, which takes minutes: enough for another process to end its pull."""
+    partial = store.root / "org--tiny-model.partial"
+    partial.mkdir(parents=True)
+    for name in (*SHARDS, "tokenizer.json"):
+        (partial / name).write_bytes(files[name])
+    late = plan_pull(store, NAME)
+    assert {file.path for file in late.files if file.copy} == {*SHARDS, "tokenizer.json"}
+    folder = pull(store)
+    hub.requests.clear()
+    assert execute_pull(late).path == folder
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name in WANTED} == {
+        name: files[name] for name in WANTED
+    }
+    assert [finding.status for finding in store.verify(NAME)] == ["ok"]
+    assert not [path for _, path, _ in hub.requests if path.endswith((*SHARDS, "tokenizer.json"))]
+    store.remove(NAME)
+    assert execute_pull(late).path == folder  # all of it is fetched
+    assert [finding.status for finding in store.verify(NAME)] == ["ok"]
+
+
 def test_what_cannot_be_pulled(hub: HubServer, store: Store, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nothing to pull"):
         plan_pull(store, str(tmp_path))
