@@ -43,6 +43,7 @@ _DISK_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPE
 
 
 def main() -> NoReturn:
+    _keep_numbers_of_closed_streams()
     try:
         code = run(sys.argv[1:], at_the_end=_ignore_ctrl_c)
     except KeyboardInterrupt:  # a second one, before it was ignored
@@ -51,6 +52,15 @@ def main() -> NoReturn:
     if code in (EXIT_INTERRUPTED, EXIT_TERMINATED):
         _leave_at_once(code)
     sys.exit(code)
+
+
+def _keep_numbers_of_closed_streams() -> None:
+    """The next file opened would be number 0, 1 or 2, and get what a library or a child writes to stderr."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 def _leave_at_once(code: int) -> NoReturn:

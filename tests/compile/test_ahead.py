@@ -223,8 +223,8 @@ def test_a_time_out_ends_the_compiler_and_what_it_runs(tmp_path: Path, monkeypat
     found = dataclasses.replace(compiler._find_compiler_bin(), path=str(script))
     monkeypatch.setattr(compiler, "_find_compiler_bin", lambda: found)
     start = time.monotonic()
-    with pytest.raises(ct.TileCompilerTimeoutError, match=r"exceeded its timeout of 0\.5 s"):
-        compiler._run_tileiras([], [], 0.5)
+    with pytest.raises(ct.TileCompilerTimeoutError, match=r"exceeded its timeout of 2 s"):
+        compiler._run_tileiras([], [], 2)  # in which a busy machine starts a shell
     assert time.monotonic() - start < 10
     below = int((tmp_path / "ptxas").read_text())
     while runs(below) and time.monotonic() - start < 20:  # a busy machine takes its time to end a killed process

@@ -360,7 +360,7 @@ def test_no_network_fails_fast(store: Store, monkeypatch: pytest.MonkeyPatch) ->
         start = time.monotonic()
         with pytest.raises(TileinferError, match="can't reach"):
             plan_pull(store, NAME)
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 5  # 0.1 s; the client's own retries take 15
 
 
 def test_a_page_that_is_no_hub(hub: HubServer, store: Store) -> None:
