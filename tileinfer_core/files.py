@@ -16,10 +16,10 @@ import stat
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from tileinfer_core.errors import DiskError, TileinferError
+from tileinfer_core.errors import DiskError, TileinferError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 PARTIAL = ".partial"
 CHUNK = 8 << 20
@@ -33,6 +33,22 @@ _CAUSES = {
     errno.EEXIST: ("a file is in the place of a folder", "set TILEINFER_HOME to a folder"),
     errno.ENOTDIR: ("a part of the path is a file, not a folder", "set TILEINFER_HOME to a folder"),
 }
+
+
+def expanded(path: Path | str) -> Path:
+    """The path with ~ and ~NAME as home folders. Raises UsageError where there is none."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UsageError(f"{path}: there is no such home folder") from None
+
+
+def home_folder(environ: Mapping[str, str]) -> Path:
+    """$HOME, else what the system's list of users says. Raises UsageError where it has none, as in some containers."""
+    try:
+        return Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+    except RuntimeError:
+        raise UsageError("HOME is not set, and this user has no home folder", hint="set HOME to a folder") from None
 
 
 @contextlib.contextmanager
