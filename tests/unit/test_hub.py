@@ -427,6 +427,18 @@ def test_two_pulls_of_one_model_do_not_mix(hub: HubServer, store: Store) -> None
     execute_pull(plan)
 
 
+def test_what_a_forced_pull_left_goes_with_the_next_one(hub: HubServer, store: Store) -> None:
+    folder = pull(store)
+    partial = store.root / "org--tiny-model.partial"
+    partial.mkdir()
+    (partial / f"{SHARDS[0]}.abc.incomplete").write_bytes(b"x")
+    with exclusive(folder, NAME):
+        pull(store)
+        assert partial.exists()  # another process may be at it
+    pull(store)
+    assert [path.name for path in store.root.iterdir()] == [folder.name]
+
+
 def test_a_plan_that_another_pull_has_overtaken(
     hub: HubServer, store: Store, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
