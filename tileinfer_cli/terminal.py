@@ -12,6 +12,7 @@ import errno
 import os
 import re
 import select
+import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -192,6 +193,11 @@ def keys_unseen(stdin: IO[str] | None) -> Iterator[None]:
             restore()
     finally:
         restore()  # Ctrl-C may have come in the other one, before it did anything
+
+
+def ending_signals() -> list[int]:
+    """Those that end a program in good order, as far as the system has them."""
+    return [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 def _unread_bytes(descriptor: int) -> int:

@@ -165,6 +165,19 @@ def test_a_signal_ends_start_loading_and_decoding(
     assert out == "" or out.endswith("\n")
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="a terminal's end is no signal here")
+def test_a_terminal_that_goes_ends_the_work_in_good_order_unless_it_is_ignored(environment, endless: Path) -> None:
+    args = ["generate", "hi", "-m", str(endless), "--quiet", "--max-tokens", "3000"]
+    code, seconds, out, err = interrupted_after(0.6, args, environment, signal.SIGHUP)
+    assert (code, err) == (129, "")
+    assert seconds < 1
+    assert out == "" or out.endswith("\n")
+    ignoring = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); {ANNOUNCED}"
+    code, _, out, _ = interrupted_after(0.3, args, environment, signal.SIGHUP, ignoring)  # as nohup does
+    assert code == 0
+    assert out.count("tick") == 1000
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_waits_for_no_thread(number: int, code: int, environment, endless: Path) -> None:
     args = ["generate", "hi", "-m", str(endless), "--quiet"]
