@@ -11,6 +11,7 @@ import os
 import stat
 from typing import IO, TYPE_CHECKING
 
+from tileinfer_cli.patience import read_all
 from tileinfer_core.errors import ContextLengthError, UsageError
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def _stdin(streams: Streams) -> str | None:
 
 def _decode(stream: IO[bytes], name: str) -> str:
     try:
-        data = stream.read(MAX_PROMPT_BYTES + 1)
+        data = read_all(stream, MAX_PROMPT_BYTES + 1)
     except OSError as error:
         raise UsageError(f"{name}: {error.strerror}") from None
     if len(data) > MAX_PROMPT_BYTES:

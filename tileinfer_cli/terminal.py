@@ -26,6 +26,7 @@ try:
 except ImportError:  # no pipes of this kind on Windows
     fcntl = termios = None  # type: ignore[assignment]
 
+from tileinfer_cli.patience import write_all
 from tileinfer_core.errors import DiskError, TileinferError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 # C0 without tab and newline, DEL, and C1: what a terminal obeys instead of showing.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_COLUMNS = 80
 _READER_LAG_S = 0.05  # what a reader of our pipe may take to pass on what it has read
 
 
@@ -68,6 +70,7 @@ class TextStream:
 
     def __init__(self, stream: IO[str] | None, environ: Mapping[str, str], *, name: str, required: bool) -> None:
         self._stream = stream
+        self._environ = environ
         self._required = required
         self.name = name
         self.look = look_of(stream, environ)
@@ -82,6 +85,16 @@ class TextStream:
     def descriptor(self) -> int | None:
         """The file descriptor; None for a stream that is closed or only in memory."""
         return descriptor_of(self._stream)
+
+    @property
+    def columns(self) -> int:
+        """Of the terminal; 80 where it does not say, or says 0."""
+        asked = self._environ.get("COLUMNS", "")
+        if asked.isdecimal() and len(asked) < 5 and int(asked) > 0:
+            return int(asked)
+        with contextlib.suppress(OSError, TypeError):  # no terminal, no descriptor
+            return os.get_terminal_size(self.descriptor).columns or _COLUMNS  # type: ignore[arg-type]
+        return _COLUMNS
 
     def write(self, text: str) -> None:
         """Text of any origin. Raises BrokenPipeError, or DiskError when the device is full (required streams only)."""
@@ -99,6 +112,11 @@ class TextStream:
         """Escape codes that move nothing and show nothing, where the stream takes them."""
         if self.look.motion:
             self._pass_on(codes)
+
+    def redraw(self, text: str) -> None:
+        """`text`, which may have SGR codes and must fit into `columns`, in place of all that the line has. For
+        streams with motion."""
+        self._send(f"\r\x1b[2K{text}", ends_line=not text)
 
     def end_line(self) -> None:
         """A newline, unless the stream stands at the start of a line already."""
@@ -146,8 +164,7 @@ class TextStream:
                 self.require()
             return
         try:
-            self._stream.buffer.write(text.encode("utf-8", "replace"))  # type: ignore[attr-defined]
-            self._stream.buffer.flush()  # type: ignore[attr-defined]
+            write_all(self._stream.buffer, text.encode("utf-8", "replace"))  # type: ignore[attr-defined]
         except OSError as error:
             self._failed(error)
 
@@ -206,11 +223,24 @@ def _terminal_without(stdin: IO[str] | None, *modes: str) -> Iterator[Callable[[
     mask = functools.reduce(operator.or_, (getattr(termios, name) for name in modes))
     changed = [*before[:3], before[3] & ~mask, *before[4:]]
     set_again = functools.partial(termios.tcsetattr, descriptor, termios.TCSADRAIN, changed)
+
+    def restore() -> None:
+        with contextlib.suppress(termios.error):  # the terminal is gone
+            termios.tcsetattr(descriptor, termios.TCSANOW, before)
+
     try:
-        set_again()
-        yield set_again
+        try:
+            set_again()
+            yield set_again
+        finally:
+            restore()
     finally:
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        restore()  # Ctrl-C may have come in the other one, before it did anything
+
+
+def ending_signals() -> list[int]:
+    """Those that end a program in good order, as far as the system has them."""
+    return [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 def _unread_bytes(descriptor: int) -> int:

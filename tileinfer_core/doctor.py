@@ -19,7 +19,7 @@ from tileinfer_core.backends.cuda.probe import MIN_CAPABILITY, MIN_CUDA
 from tileinfer_core.backends.select import choose_backend
 from tileinfer_core.compiler_settings import NAMES, compiler_settings
 from tileinfer_core.errors import TileinferError
-from tileinfer_core.files import folder_bytes, free_bytes
+from tileinfer_core.files import folder_bytes, free_bytes, home_folder
 from tileinfer_core.findings import Finding
 from tileinfer_core.store import Store
 from tileinfer_core.units import bytes_text
@@ -227,7 +227,7 @@ def check_models(settings: Settings) -> Iterator[Finding]:
 
 def check_token(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Whether there is a token, never what it is."""
-    home = Path(environ.get("HF_HOME") or Path(environ.get("HOME") or Path.home()) / ".cache" / "huggingface")
+    home = Path(environ.get("HF_HOME") or home_folder(environ) / ".cache" / "huggingface")
     path = Path(environ.get("HF_TOKEN_PATH") or home / "token")
     if environ.get("HF_TOKEN"):
         yield Finding("hub token", "info", "set in HF_TOKEN")

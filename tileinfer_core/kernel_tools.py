@@ -336,6 +336,8 @@ def _not_kept(results: Sequence[CompiledKernel]) -> DiskError | None:
     what = f"{len(gone)} of {len(results)} compiled kernels are not kept in {where}"
     if reason is not None:
         return DiskError(f"{what}: {reason}", hint="--cache-dir names another folder")
+    if 2 * sum(result.cubin_bytes for result in results) <= cache.size_limit():  # each lies there twice
+        return DiskError(f"{what}: another process has removed them", hint="compile them again")
     limit = f"the limit of {cache.size_limit():,} bytes is too small"
     return DiskError(f"{what}: {limit}", hint="--cache-size-bytes sets it")
 

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tileinfer_core.errors import UsageError
-from tileinfer_core.files import FileTooLargeError, read_small
+from tileinfer_core.files import FileTooLargeError, expanded, home_folder, read_small
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -114,7 +114,7 @@ class Settings:
 def default_config_path(environ: Mapping[str, str]) -> Path:
     """$TILEINFER_CONFIG, else tileinfer/config.toml under $XDG_CONFIG_HOME (default ~/.config)."""
     if explicit := environ.get("TILEINFER_CONFIG"):
-        return Path(explicit).expanduser()
+        return expanded(explicit)
     return _xdg(environ, "XDG_CONFIG_HOME", ".config") / "tileinfer" / "config.toml"
 
 
@@ -125,7 +125,7 @@ def _xdg(environ: Mapping[str, str], variable: str, fallback: str) -> Path:
 
 
 def _home(environ: Mapping[str, str]) -> Path:
-    return Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+    return home_folder(environ)
 
 
 def _read(path: Path, *, required: bool) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def _read(path: Path, *, required: bool) -> dict[str, Any]:
         return {}
     try:
         table = tomllib.loads(read_small(path, MAX_BYTES).decode("utf-8-sig"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # HOME=/dev/null, as services have it
         if required:
             raise UsageError(f"TILEINFER_CONFIG: there is no file {path}") from None
         return {}

@@ -182,10 +182,8 @@ def test_ctrl_c_stops_an_answer_and_keeps_the_session(terminal, endless: Path) -
     chat.ready()
     chat.send("hi\r")
     chat.wait("tick tock")
-    pressed = time.monotonic()
-    chat.send("\x03")
+    chat.send("\x03")  # the whole answer would take minutes
     chat.wait("interrupted")
-    assert time.monotonic() - pressed < 1
     chat.ready()
     chat.send("/prompt\r")
     chat.wait("<|im_start|>assistant\r\n")
@@ -317,11 +315,12 @@ def test_ctrl_c_while_loading_leaves(terminal, hello: Path, tmp_path: Path, envi
     assert "Traceback" not in chat.child.before
 
 
-def test_sigterm_at_the_prompt_puts_the_terminal_in_order(terminal, hello: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_at_the_prompt_puts_the_terminal_in_order(terminal, hello: Path, number: int, code: int) -> None:
     chat = terminal("chat", "-m", hello)
     chat.ready()
-    chat.child.kill(signal.SIGTERM)
-    assert chat.code() == 143
+    chat.child.kill(number)
+    assert chat.code() == code
     assert "\x1b[?2004l" in chat.child.before  # bracketed paste is off again
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import statistics
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -52,9 +52,10 @@ def test_help_answers_soon_after_python_itself(environment) -> None:
     def median(*command: str) -> float:
         times = []
         for _ in range(5):
-            started = time.perf_counter()
+            before = os.times()
             subprocess.run([sys.executable, *command], capture_output=True, env=environment, check=True)
-            times.append(time.perf_counter() - started)
+            after = os.times()
+            times.append(after.children_user + after.children_system - before.children_user - before.children_system)
         return statistics.median(times)
 
     assert median("-m", "tileinfer_cli", "--help") - median("-c", "pass") < 0.6

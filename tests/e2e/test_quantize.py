@@ -86,12 +86,16 @@ def start(environment: dict[str, str], model: Path) -> subprocess.Popen[str]:
     raise AssertionError("it ended before it measured anything")
 
 
-def test_ctrl_c_leaves_nothing(environment: dict[str, str], model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129)])
+def test_a_signal_leaves_nothing(
+    environment: dict[str, str], model: Path, tmp_path: Path, number: int, code: int
+) -> None:
+    """Ctrl-C, or the end of the terminal: gigabytes may be half written."""
     run = start(environment, model)
     started = time.monotonic()
-    run.send_signal(signal.SIGINT)
+    run.send_signal(number)
     out, err = run.communicate(timeout=30)
-    assert run.returncode == 130
+    assert run.returncode == code
     assert time.monotonic() - started < 5
     assert out == ""
     assert "Traceback" not in err

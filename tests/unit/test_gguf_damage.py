@@ -162,10 +162,10 @@ def test_absurd_counts_cost_no_memory_and_no_time(tmp_path: Path, kind: int, cou
     for content in bodies:
         (tmp_path / "bad.gguf").write_bytes(content)
         tracemalloc.start()
-        start = time.monotonic()
+        start = time.process_time()
         with pytest.raises(DamagedModelError):
             GgufFile.open(tmp_path / "bad.gguf")
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 1 << 20
-        assert time.monotonic() - start < 1
+        assert time.process_time() - start < 1

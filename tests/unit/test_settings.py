@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from tileinfer_core.compiler_settings import default_folder
 from tileinfer_core.errors import UsageError
+from tileinfer_core.files import expanded
+from tileinfer_core.hub_cache import cache_folder
 from tileinfer_core.settings import Setting, Settings, default_config_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @pytest.fixture
@@ -106,3 +113,31 @@ def test_where_the_config_file_lies() -> None:
     assert default_config_path({"HOME": "/h", "XDG_CONFIG_HOME": "/c"}) == Path("/c/tileinfer/config.toml")
     assert default_config_path({"HOME": "/h", "XDG_CONFIG_HOME": "relative"}).is_relative_to("/h")
     assert default_config_path({"HOME": "/h", "TILEINFER_CONFIG": "/f.toml"}) == Path("/f.toml")
+
+
+def test_a_home_that_is_no_folder_has_no_config_file() -> None:
+    assert Settings.load({"HOME": "/dev/null"}).model.origin == "default"
+
+
+@pytest.mark.parametrize("ask", [Settings.load, default_config_path, cache_folder, default_folder])
+def test_a_user_without_a_home_is_told(
+    ask: Callable[[dict[str, str]], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container's user whom the list of users does not have."""
+
+    def none() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", none)
+    for environ in ({}, {"HOME": ""}):
+        with pytest.raises(UsageError, match="HOME is not set") as caught:
+            ask(environ)
+        assert caught.value.hint == "set HOME to a folder"
+
+
+def test_a_home_of_nobody() -> None:
+    for variable, ask in {"TILEINFER_CONFIG": default_config_path, "HF_HOME": cache_folder}.items():
+        with pytest.raises(UsageError, match="~no-such-user/x: there is no such home folder"):
+            ask({"HOME": "/h", variable: "~no-such-user/x"})
+    with pytest.raises(UsageError):
+        expanded("~no-such-user")

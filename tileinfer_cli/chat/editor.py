@@ -14,7 +14,9 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tileinfer_cli.patience import read_line
 from tileinfer_cli.prompt import MAX_PROMPT_BYTES, decode_utf8
+from tileinfer_cli.terminal import ending_signals
 from tileinfer_core.errors import ContextLengthError, UsageError
 
 if TYPE_CHECKING:
@@ -93,7 +95,7 @@ class LineReader:
             return None
         if self._prompt_on is not None:
             self._prompt_on.write(PROMPT)
-        data: bytes = self._source.readline(MAX_PROMPT_BYTES + 1)
+        data = read_line(self._source, MAX_PROMPT_BYTES + 1)
         if len(data) > MAX_PROMPT_BYTES:
             raise ContextLengthError(f"a line has more than {MAX_PROMPT_BYTES:,} bytes")
         return decode_utf8(data, "stdin").rstrip("\r\n") if data else None
@@ -143,23 +145,30 @@ class LineEditor:
         return text if text.strip() else None
 
     def _prompt(self, text: str) -> str:
-        handler = signal.getsignal(signal.SIGTERM)
+        handlers = {number: signal.getsignal(number) for number in ending_signals()}
         try:
-            text = self._session.prompt(PROMPT, default=text, pre_run=self._leave_on_sigterm)
+            text = self._session.prompt(PROMPT, default=text, pre_run=self._leave_on_signals)
         finally:
-            signal.signal(signal.SIGTERM, handler)  # the event loop has put the default back
+            for number, handler in handlers.items():
+                signal.signal(number, handler)  # the event loop has put the default back
         if any("\ud800" <= char <= "\udfff" for char in text):
             raise UsageError("the message is not UTF-8 text")
         return text
 
-    def _leave_on_sigterm(self) -> None:
+    def _leave_on_signals(self) -> None:
         """An exception of a signal handler inside the event loop would leave the terminal in raw mode."""
         import asyncio
 
-        app = self._session.app
-        leave = SystemExit(128 + signal.SIGTERM)
-        with contextlib.suppress(NotImplementedError):  # Windows
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: app.exit(exception=leave))
+        loop, app = asyncio.get_running_loop(), self._session.app
+
+        def leave(number: int) -> None:
+            if not app.is_done:  # by another signal, or by Enter
+                app.exit(exception=SystemExit(128 + number))
+
+        for number in ending_signals():
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                with contextlib.suppress(NotImplementedError):  # Windows
+                    loop.add_signal_handler(number, leave, number)
 
     def bindings(self) -> KeyBindings:
         from prompt_toolkit.filters import is_searching

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tileinfer_cli import completion
@@ -18,6 +17,7 @@ from tileinfer_core.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from pathlib import Path
 
     from tileinfer_cli.chat.loop import Chat
 
@@ -230,7 +230,9 @@ def _load(chat: Chat, rest: str) -> None:
 def _path(rest: str, command: str) -> Path:
     if not rest:
         raise UsageError(f"{command} wants a file name")
-    return Path(rest).expanduser()
+    from tileinfer_core.files import expanded
+
+    return expanded(rest)
 
 
 def _retry(chat: Chat, _rest: str) -> None:
