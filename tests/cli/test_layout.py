@@ -14,7 +14,7 @@ TEXT = "no usable GPU: no NVIDIA driver on this machine (libcuda is not there)"
 def terminal(recorded, monkeypatch: pytest.MonkeyPatch):
     def of_width(columns: int):
         monkeypatch.setenv("COLUMNS", str(columns))
-        return recorded(tty=True)
+        return recorded(tty=True, environ={"TERM": "xterm", "NO_COLOR": "1", "COLUMNS": str(columns)})
 
     return of_width
 
