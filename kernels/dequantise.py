@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
-from kernels.int8_rows import from_int8
+from kernels.int8_rows import WIDENED, from_int8
 from kernels.int8_scales import check_int8
 from kernels.launch import check_array
 from kernels.linear import plain_tile
@@ -27,8 +27,6 @@ from kernels.specs import ArraySpec
 if TYPE_CHECKING:
     from kernels.launch import Launcher
     from kernels.shapes import ModelShape
-
-TILE = 1024  # weights: 8 bytes a thread, whose half precision is the 16 bytes that it stores; nothing changes threads
 
 
 @dataclass(frozen=True)
@@ -78,10 +76,10 @@ def dequantise(
     n, k, found = check_int8(op, w, scale)
     check_array(f"{op}: out", out, (n, k), *HALF, align=16)
     group = found or k
-    columns = min(TILE, group & -group)  # a power of two that divides it
-    groups, rows = n * k // group, TILE // columns
+    columns = min(WIDENED, group & -group)  # a power of two that divides it
+    groups, rows = n * k // group, WIDENED // columns
     count = -(-groups // rows)
-    tiles = min(max(1, config.weights // TILE), count & -count)  # whole blocks of tiles
+    tiles = min(max(1, config.weights // WIDENED), count & -count)  # whole blocks of tiles
     arrays = w.reshape(groups, group), scale.reshape(groups, 1), out.reshape(groups, group)
     constants = (rows, tiles, columns, groups % rows == 0, early and launcher.pdl, launcher.pdl)
     launcher(dequantise_kernel, (count // tiles, group // columns, 1), (*arrays, *constants))

@@ -1,4 +1,4 @@
-"""Rows of activations as int8 with a float32 scale each, on tiles: keys and values of an INT8 cache.
+"""Rows as int8 with a float32 scale each, on tiles: keys and values of an INT8 cache; and int8 widened again.
 
 scale = max |row| / 127, at least 2^-100;   q = row · (1 / scale) in float32, rounded half to even
 """
@@ -10,6 +10,9 @@ import cuda.tile as ct
 LEAST = 2.0**-100  # a smaller scale's reciprocal would leave float32, as would a sum of weights over it
 ROUND = 12582912.0  # 1.5 · 2²³: added to a float, it leaves the nearest integer in the low bits
 ROUND_BITS = 0x4B400000
+WIDENED = (
+    1024  # of a tile: 8 bytes a thread, whose half precision is the 16 bytes that it stores; nothing changes threads
+)
 
 
 def nearest(x):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import cuda.tile as ct
 
-from kernels import configs
+from kernels.configs import configured
 from kernels.digit_slices import SLICE, slices
 from kernels.linear import plain_tile
 from kernels.notation import ZERO, Bool, Int
@@ -38,10 +38,7 @@ class Int8TokensConfig:
 
 def linear_int8_tokens_config(arch: str, n: int, k: int, group: int | None = None) -> Int8TokensConfig:
     """The row of configs/<arch>.json for a weight of n rows and k columns, or the rule. `group`: columns of a scale."""
-    try:
-        return Int8TokensConfig(**configs.config("linear_int8_tokens", arch, n=n, k=k, group=group or 0))
-    except KeyError:
-        return Int8TokensConfig()
+    return configured(Int8TokensConfig, "linear_int8_tokens", arch, n=n, k=k, group=group or 0)
 
 
 def part_floats(arch: str, tokens: int, n: int, k: int, group: int | None = None) -> int:

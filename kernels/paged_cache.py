@@ -4,7 +4,8 @@
     V pool [pages · kv_heads · head_dim, 64]   transposed: row (page · kv_heads + head) · head_dim + i, column slot
 
 An INT8 cache has int8 pools of the same shapes and two arrays of scales beside them, float32 [pages · kv_heads, 64]:
-row page · kv_heads + head, column slot; a key is scale · its int8 row, a value likewise.
+row page · kv_heads + head, column slot; a key is scale · its int8 row, a value likewise. They may be padded to a
+multiple of 16 rows, so that the kernels have one form, whatever the number of pages.
 
 Position p of the sequence is in slot p % 64 of page block_table[p // 64] (docs/shapes.md).
 """
@@ -19,6 +20,8 @@ from kernels.specs import ArraySpec
 
 if TYPE_CHECKING:
     from kernels.shapes import ModelShape
+
+ROWS = 16  # lengths that this divides are one specialisation of a kernel
 
 
 def check_heads(op: str, qkv: Any, kv_heads: int, head_dim: int) -> tuple[int, int]:
@@ -57,7 +60,10 @@ def check_pools(
     if max(rows, values) >= 1 << 31:
         raise ValueError(f"{op}: a pool has {max(rows, values)} rows, at most {(1 << 31) - 1} can be numbered")
     for name, scale in zip(("k_scales", "v_scales"), scales or (), strict=False):
-        check_array(f"{op}: {name}", scale, (rows // PAGE, PAGE), "float32", align=16)
+        check_array(f"{op}: {name}", scale, (None, PAGE), "float32", align=16)
+        heads = rows // PAGE
+        if int(scale.shape[0]) not in (heads, -(-heads // ROWS) * ROWS):
+            raise ValueError(f"{op}: {name} has {scale.shape[0]} rows, expected {heads}, or that padded to {ROWS}")
     check_array(f"{op}: block_table", block_table, (None,), "int32")
 
 

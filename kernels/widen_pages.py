@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import cuda.tile as ct
 
 from kernels.attention_int8 import page_tile
-from kernels.int8_rows import from_int8
+from kernels.int8_rows import WIDENED, from_int8
 from kernels.launch import check_array
 from kernels.notation import HALF, PAGE, Bool, Int
 from kernels.paged_cache import check_pools, pool_specs, scale_specs
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from kernels.launch import Launcher
     from kernels.shapes import ModelShape
 
-TILE = 1024  # numbers: 8 bytes a thread, whose half precision is the 16 bytes that it stores; nothing changes threads
 TILES = 4  # of a block: with more, a short prompt leaves multiprocessors idle
 MOST_PAGES = 64  # blocks along the sequence, each of which takes every so many pages
 
@@ -96,8 +95,8 @@ def widen_pages(
     ks, vs = scales
     arrays = (k_pool, v_pool, ks.reshape(ks.size, 1), vs, block_table, start, k_out, v_out)
     pages = min(rows // (kv_heads * PAGE), int(block_table.shape[0]), MOST_PAGES)
-    parts = 2 * PAGE * head_dim // (TILE * TILES)
-    constants = (kv_heads, head_dim, TILE // head_dim, TILES, launcher.pdl)
+    parts = 2 * PAGE * head_dim // (WIDENED * TILES)
+    constants = (kv_heads, head_dim, WIDENED // head_dim, TILES, launcher.pdl)
     launcher(widen_pages_kernel, (pages, kv_heads, parts), (*arrays, int(tokens), *constants))
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tileinfer_core.answer_stream import AnswerStream
-from tileinfer_core.backends.select import BackendChoice, LoadOptions, choose_backend, start_loading
+from tileinfer_core.backends.base import LoadOptions
+from tileinfer_core.backends.select import BackendChoice, choose_backend, start_loading
 from tileinfer_core.config import ModelConfig
 from tileinfer_core.decode import Job, Tally, generate
 from tileinfer_core.errors import ContextLengthError, UsageError

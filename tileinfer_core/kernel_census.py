@@ -9,7 +9,7 @@ Importing this file raises BackendUnavailableError where cuda-tile is missing or
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
     from kernels.compile import Compiled
     from kernels.specs import Recorded
+    from tileinfer_core.backends.base import LoadOptions
     from tileinfer_core.backends.cuda.census_times import StepTimes
     from tileinfer_core.backends.cuda.runner import CudaRunner
-    from tileinfer_core.backends.select import LoadOptions
     from tileinfer_core.bench import Loaded
     from tileinfer_core.store import Store
 
@@ -162,8 +162,7 @@ def census_without_gpu(
     require_compiler()
     model = define_model(config, tied=config.tie_word_embeddings)
     half = "float16" if config.dtype == "float16" else "bfloat16"
-    context = max(step.context, 2048)
-    runner = shape_runner(model, arch, context, half, kv=load.kv, half_copies=load.half_copies)
+    runner = shape_runner(model, arch, replace(load, context=max(step.context, 2048)), half)
     launches = record_step(runner, model, step)
     rows = _rows(launches, step, _resources(launches, arch, on_progress))
     return Census(name, step.kind, step.tokens, step.context, arch, None, rows)

@@ -22,11 +22,12 @@ import json
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+Config = TypeVar("Config")
 _FOLDER = Path(__file__).parent
 
 
@@ -122,6 +123,14 @@ def config(family: str, arch: str, **shape: int) -> dict[str, Any]:
     if noted is not None:
         noted.append(Used(family, found.source, found.families[family].index(row), row))
     return dict(row.config)
+
+
+def configured(kind: type[Config], family: str, arch: str, **shape: int) -> Config:
+    """The same as `kind`; a family or shape without a row takes the defaults of `kind`."""
+    try:
+        return kind(**config(family, arch, **shape))
+    except KeyError:
+        return kind()
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from kernels.shapes import MODELS
 from kernels.specs import Recorded, RecordingLauncher
 from tests.bench.int8_engine import config as config_of
 from tests.bench.timing import Report, compile_records, medians
+from tileinfer_core.backends.base import LoadOptions
 from tileinfer_core.backends.cuda import ops
 from tileinfer_core.backends.cuda.buffers import buffer_specs
 from tileinfer_core.backends.cuda.census_steps import Step
@@ -34,6 +35,7 @@ from tileinfer_core.backends.cuda.census_times import prepare
 from tileinfer_core.backends.cuda.gpu import GpuDevice
 from tileinfer_core.backends.cuda.load import empty_runner
 from tileinfer_core.backends.cuda.loader import random_weights
+from tileinfer_core.backends.cuda.weights import COPIED, DigitLimits, Weight
 from tileinfer_core.bench import BenchOptions
 from tileinfer_core.config import ModelConfig
 from tileinfer_core.errors import TileinferError
@@ -67,15 +69,15 @@ class Variant:
 BEFORE = Variant("as stored, as it was: digits apart, dequantisation waits", norms=False, early=False)
 WAITING = Variant("as stored, norms in digits", early=False)
 STORED = Variant("as stored: digits, dequantisation early")
-NOW = Variant("the engine's plan", copied=ops.COPIED, own_limits=True)
+NOW = Variant("the engine's plan", copied=COPIED, own_limits=True)
 VARIANTS = (
     BEFORE,
     WAITING,
     STORED,
-    Variant("down in half precision", copied=ops.COPIED[:1]),
-    Variant("down and o in half precision", copied=ops.COPIED[:2]),
-    Variant("down, o and qkv in half precision", copied=ops.COPIED[:3]),
-    Variant("all in half precision", copied=ops.COPIED),
+    Variant("down in half precision", copied=COPIED[:1]),
+    Variant("down and o in half precision", copied=COPIED[:2]),
+    Variant("down, o and qkv in half precision", copied=COPIED[:3]),
+    Variant("all in half precision", copied=COPIED),
     NOW,
     Variant("as stored, without dequantisation", without=("dequantise_kernel",)),
 )
@@ -126,7 +128,7 @@ class VariantOps(ops.Ops):
         self._variant = variant
 
     def norm_rows_for(self, x: Any, gain: Any, w: Any, b: Any) -> Any:
-        return super().norm_rows_for(x, gain, w if self._variant.norms else ops.Weight(w.values), b)
+        return super().norm_rows_for(x, gain, w if self._variant.norms else Weight(w.values), b)
 
     def _scratch_is_free(self) -> bool:
         return self._variant.early and super()._scratch_is_free()
@@ -143,7 +145,7 @@ class Chunk:
     def __init__(self, device: Any, name: str, recipe: str, layers: int) -> None:
         model = define_model(ModelConfig.from_dict({**config_of(name, recipe), "num_hidden_layers": layers}), tied=True)
         self.device, self.layers, self.structure = device, layers, model.structure
-        self.runner, arrays = empty_runner(model, device, context=CHUNK, chunk=CHUNK, half="bfloat16", kv="bf16")
+        self.runner, arrays = empty_runner(model, device, LoadOptions(CHUNK, CHUNK), "bfloat16")
         scratch = buffer_specs(model, device.arch, CHUNK, CHUNK, "bfloat16").get("rows_weight")
         if scratch is not None:  # beside copies the engine has none
             self.runner.buffers["rows_weight"] = device.empty(*scratch)
@@ -158,7 +160,7 @@ class Chunk:
         def recorder() -> ops.Ops:
             return VariantOps(variant, RecordingLauncher(device.arch, pdl=device.pdl), self.structure)
 
-        limits = plans._digit_limits if variant.own_limits else ops.DigitLimits(0, 0, 0, 0)
+        limits = plans._digit_limits if variant.own_limits else DigitLimits(0, 0, 0, 0)
         copies = {name: array for name, array in plans._copies.items() if name.split(".")[-2] in variant.copied}
         with (
             mock.patch.object(plans, "_copies", copies),

@@ -13,6 +13,7 @@ from itertools import islice
 
 import numpy as np
 
+from tileinfer_core.backends.base import LoadOptions
 from tileinfer_core.backends.cuda.gpu import GpuDevice
 from tileinfer_core.backends.cuda.load import load_runner
 from tileinfer_core.config import ModelConfig
@@ -50,7 +51,7 @@ RUNS = [  # prompt length, sampling: one bucket each
 
 def main() -> None:
     model = define_model(ModelConfig.from_dict(CONFIG), tied=True)
-    runner = load_runner(model, None, GpuDevice(), context=CONTEXT, on_progress=silent)
+    runner = load_runner(model, None, GpuDevice(), LoadOptions(CONTEXT), silent)
     ids = np.random.default_rng(0).integers(0, CONFIG["vocab_size"], 2300).tolist()
     for length, params in RUNS:
         cache = runner.new_cache(CONTEXT)

@@ -25,6 +25,7 @@ from kernels.shapes import MODELS
 from tests.bench.int8_chain import DEFAULT
 from tests.bench.int8_engine import config as config_of
 from tests.bench.timing import Report, compile_records, medians
+from tileinfer_core.backends.base import LoadOptions
 from tileinfer_core.backends.cuda.census_steps import Step
 from tileinfer_core.backends.cuda.census_times import prepare
 from tileinfer_core.backends.cuda.gpu import GpuDevice
@@ -67,9 +68,8 @@ class WholeStep:
         model = define_model(ModelConfig.from_dict(config_of(name, recipe)), tied=True)
         self._s, self._device, self._kv = model.structure, device, kv
         self.shape = MODELS[name]
-        self._runner, arrays = empty_runner(
-            model, device, context=longest + SPARE, chunk=64, half="bfloat16", kv=kv, half_copies=False
-        )
+        options = LoadOptions(longest + SPARE, 64, kv, half_copies=False)
+        self._runner, arrays = empty_runner(model, device, options, "bfloat16")
         random_weights(model, arrays, device)
         self._runner.pool.clear_scratch(device)
         most = AttentionConfig("loop", MOST_SPLITS)

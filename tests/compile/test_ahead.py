@@ -25,6 +25,7 @@ from tests.checkpoints import quantization_config, write_checkpoint, write_quant
 from tests.kernels.kernels_for_tests import copy_kernel
 from tests.reference import tiny_models
 from tileinfer_core import kernel_tools
+from tileinfer_core.backends.base import LoadOptions
 from tileinfer_core.backends.cuda import load
 from tileinfer_core.backends.cuda.interpreted import InterpretedDevice
 from tileinfer_core.config import ModelConfig
@@ -90,9 +91,8 @@ def test_the_engine_starts_without_compiling(
 
     monkeypatch.setattr(compiler, "_job", lambda record, _arch: pytest.fail(f"Tile IR was made for {record.name}"))
     device = ZeroedDevice("sm_90")
-    runner = load.load_runner(
-        model, files, device, context=4096, on_progress=silent, prefill_chunk=2048, half_copies=half_copies
-    )
+    options = LoadOptions(4096, 2048, half_copies=half_copies)
+    runner = load.load_runner(model, files, device, options, silent)
     assert runner.compile_s == 0
     assert (runner.copy_bytes > 0) == (int8 and half_copies)
     assert len(runs) == len(ahead)

@@ -38,6 +38,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tests.models.real_shapes import REAL
+from tileinfer_core.backends.base import LoadOptions
 from tileinfer_core.backends.cuda import load
 from tileinfer_core.backends.cuda.gpu import GpuDevice
 from tileinfer_core.backends.cuda.loader import is_interleaved
@@ -210,7 +211,7 @@ def compare(name: str, results: dict[str, Any]) -> None:
     thread.start()
     load.random_weights = fill_from(hf)
     model = define(name)
-    runner = load.load_runner(model, None, GpuDevice(), context=CONTEXT, on_progress=silent)
+    runner = load.load_runner(model, None, GpuDevice(), LoadOptions(CONTEXT), silent)
     say(name, f"loaded, kernels compiled for {runner.compile_s:.1f} s")
     thread.join()
     torch.cuda.empty_cache()
@@ -251,7 +252,7 @@ def measure(
 
 def only_speed(name: str, results: dict[str, Any]) -> None:
     model = define(name)
-    runner = load.load_runner(model, None, GpuDevice(), context=2048, on_progress=silent)
+    runner = load.load_runner(model, None, GpuDevice(), LoadOptions(2048), silent)
     try:
         speed(name, runner, model, results)
     finally:

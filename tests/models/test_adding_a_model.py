@@ -18,6 +18,7 @@ from tests.checkpoints import load_runner, write_checkpoint
 from tests.models.test_goldens import GOLDENS, TOLERANCE, last_rows
 from tests.reference import tiny_models
 from tests.reference.tiny_models import EXAMPLES, GREEDY_STEPS, prompt, tensors
+from tileinfer_core.backends.base import LoadOptions
 from tileinfer_core.backends.cuda import load
 from tileinfer_core.backends.cuda.interpreted import InterpretedDevice
 from tileinfer_core.config import ModelConfig
@@ -89,7 +90,7 @@ def test_the_gpu_engine_follows_by_structure(tmp_path, monkeypatch):
     files = WeightFiles.open(write_checkpoint(tmp_path / "model", EXAMPLES[NAME], tensors(NAME), dtype="F16"))
     model, _ = define_from_files(ModelConfig.load(files.folder), files)
     device = InterpretedDevice()
-    runner = load.load_runner(model, files, device, context=128, on_progress=silent, prefill_chunk=128)
+    runner = load.load_runner(model, files, device, LoadOptions(128, 128), silent)
     ids = prompt(NAME, 70, int(GOLDENS[f"{NAME}/salt"]))
     golden = GOLDENS[f"{NAME}/logits"]
     np.testing.assert_allclose(last_rows(runner, ids, len(golden)), golden, rtol=0, atol=0.03)

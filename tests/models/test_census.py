@@ -16,11 +16,11 @@ from kernels.shapes import MODELS
 from tests.checkpoints import quantization_config, write_checkpoint, write_quantised
 from tests.reference import tiny_models
 from tileinfer_core import kernel_census
+from tileinfer_core.backends.base import LoadOptions
 from tileinfer_core.backends.cuda import load
 from tileinfer_core.backends.cuda.census_steps import Step, record_step, shape_runner
 from tileinfer_core.backends.cuda.interpreted import InterpretedDevice
 from tileinfer_core.backends.cuda.verify_step import verify_step
-from tileinfer_core.backends.select import LoadOptions
 from tileinfer_core.config import ModelConfig
 from tileinfer_core.engine import EngineOptions
 from tileinfer_core.errors import BackendUnavailableError, ModelNotFoundError, UsageError
@@ -43,7 +43,7 @@ def store(tmp_path_factory):
 def launches(name, kind, tokens, context, store):
     _, config = config_of(name, store)
     model = define_model(config, tied=config.tie_word_embeddings)
-    return record_step(shape_runner(model, "sm_90", 2048), model, Step(kind, tokens, context)), model
+    return record_step(shape_runner(model, "sm_90", LoadOptions(2048)), model, Step(kind, tokens, context)), model
 
 
 def test_a_decode_step_moves_its_weights_and_the_context(store):
@@ -79,7 +79,7 @@ def test_a_prefill_counts_causal_pairs(store):
 def test_recording_notes_rows_only_for_the_census(store):
     _, config = config_of("Qwen3-0.6B", store)
     model = define_model(config, tied=True)
-    runner = shape_runner(model, "sm_90", 2048)
+    runner = shape_runner(model, "sm_90", LoadOptions(2048))
     assert all(launch.rows == () for launch in runner.plans.decode(512))
     assert any(launch.rows for launch in record_step(runner, model, Step("decode", 1, 512)))
     assert all(launch.rows == () for launch in runner.plans.decode(512))
@@ -125,7 +125,7 @@ def test_the_verify_step_is_a_step(variant, formats, tokens, tmp_path, monkeypat
     model, files = verifying_model(tmp_path / "model", variant, WITH_INT8[formats])
     monkeypatch.setattr(load, "KernelWarmup", NoWarmup)
     device = InterpretedDevice()
-    runner = load.load_runner(model, files, device, context=256, on_progress=silent, prefill_chunk=64)
+    runner = load.load_runner(model, files, device, LoadOptions(256, 64), silent)
     prompt, checked = [5, 9, 2, 11, 7], [3, 8, 1, 6, 4][:tokens]
     whole = runner.new_cache(64)
     wanted = runner.logits(whole, prompt + checked)[len(prompt) :]

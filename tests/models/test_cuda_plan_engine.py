@@ -17,6 +17,7 @@ from tests.checkpoints import int8_tensors, packed, quantization_config, write_c
 from tests.int8_oracle import dequantise
 from tests.reference import tiny_models
 from tests.reference.tiny_models import VARIANTS
+from tileinfer_core.backends.base import LoadOptions
 from tileinfer_core.backends.cuda import load, loader, runner
 from tileinfer_core.backends.cuda.interpreted import InterpretedDevice
 from tileinfer_core.backends.numpy_backend import NumpyRunner
@@ -81,10 +82,8 @@ class Pair:
         self.model, _ = define_from_files(ModelConfig.load(folder), files)
         self.numpy = NumpyRunner.load(self.model, files, silent, kv=kv)
         self.device = InterpretedDevice(**device)
-        self.cuda = load.load_runner(
-            self.model, files, self.device, context=context, on_progress=silent, prefill_chunk=chunk, kv=kv,
-            half_copies=half_copies,
-        )  # fmt: skip
+        options = LoadOptions(context, chunk, kv, half_copies)
+        self.cuda = load.load_runner(self.model, files, self.device, options, silent)
         self.tolerance = TOLERANCE[dtype]
 
     def ids(self, count, salt=0):

@@ -11,6 +11,7 @@ import pytest
 from tests.checkpoints import int8_tensors, quantization_config, write_checkpoint
 from tests.reference import tiny_models
 from tests.reference.tiny_models import VARIANTS
+from tileinfer_core.backends.base import LoadOptions
 from tileinfer_core.backends.cuda.load import load_runner
 from tileinfer_core.backends.cuda.probe import cuda_status
 from tileinfer_core.backends.numpy_backend import NumpyRunner
@@ -42,9 +43,8 @@ def runners(tmp_path_factory, request):
         arrays = int8_tensors(arrays, None, 32) | int8_tensors(grouped, 32, 32)
     files = WeightFiles.open(write_checkpoint(tmp_path_factory.mktemp("model"), config, arrays, dtype="F16"))
     model, _ = define_from_files(ModelConfig.load(files.folder), files)
-    cuda = load_runner(
-        model, files, GpuDevice(), context=4096, on_progress=silent, kv=kv, half_copies="no" not in request.param
-    )
+    options = LoadOptions(4096, kv=kv, half_copies="no" not in request.param)
+    cuda = load_runner(model, files, GpuDevice(), options, silent)
     yield cuda, NumpyRunner.load(model, files, silent, kv=kv), TOLERANCE[request.param]
     cuda.close()
 

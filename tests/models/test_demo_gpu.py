@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tileinfer_core.backends.base import LoadOptions
 from tileinfer_core.backends.cuda.load import load_runner
 from tileinfer_core.backends.cuda.probe import cuda_status
 from tileinfer_core.backends.numpy_backend import NumpyRunner
@@ -46,7 +47,7 @@ def runners():
 
     files = WeightFiles.open(Path(FOLDER))
     model, _ = define_from_files(ModelConfig.load(files.folder), files)
-    cuda = load_runner(model, files, GpuDevice(), context=2048, on_progress=silent)
+    cuda = load_runner(model, files, GpuDevice(), LoadOptions(2048), silent)
     yield cuda, NumpyRunner.load(model, files, silent)
     cuda.close()
 

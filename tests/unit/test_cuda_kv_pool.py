@@ -40,6 +40,17 @@ def test_arrays_have_the_kernels_layout_and_are_zero(pool):
     assert not any(array.any() for array in (*pool.k, *pool.v))
 
 
+def test_scales_of_an_int8_pool_have_rows_in_sixteens_and_only_the_scratch_page_is_cleared():
+    device = InterpretedDevice()
+    pool = KvPool(device, STRUCTURE, layers=1, pages=5, dtype="int8")  # two heads: ten rows
+    arrays = (pool.k[0], pool.v[0], *pool.scales[0])
+    assert [array.shape for array in arrays] == [(640, 32), (320, 64), (16, 64), (16, 64)]
+    for array in arrays:
+        array[:] = 1
+    pool.clear_scratch(device)
+    assert [int(array[:, 0].sum()) for array in arrays] == [640 - 2 * 64, 320 - 2 * 32, 14, 14]
+
+
 def test_a_sequence_grows_by_pages_and_keeps_those_it_has(pool):
     cache = cache_of(pool)
     grow(cache, 64)

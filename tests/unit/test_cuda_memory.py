@@ -18,8 +18,8 @@ from tileinfer_core.backends.cuda.memory import (
     plan_memory,
     weight_bytes,
 )
-from tileinfer_core.backends.cuda.ops import COPIED, worth_a_copy
 from tileinfer_core.backends.cuda.warmup import PREFILL_ROWS
+from tileinfer_core.backends.cuda.weights import COPIED, worth_a_copy
 from tileinfer_core.config import ModelConfig
 from tileinfer_core.errors import OutOfMemoryError
 from tileinfer_core.models.define import define_model

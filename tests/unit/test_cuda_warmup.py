@@ -19,6 +19,7 @@ from kernels.cubin_store import CubinStore
 from kernels.specs import ArraySpec, RecordingLauncher
 from tests.checkpoints import quantization_config, write_checkpoint
 from tests.reference import tiny_models
+from tileinfer_core.backends.base import LoadOptions
 from tileinfer_core.backends.cuda import load, warmup
 from tileinfer_core.backends.cuda.census_steps import ShapeDevice
 from tileinfer_core.backends.cuda.interpreted import InterpretedDevice
@@ -54,7 +55,7 @@ def runner(tmp_path, monkeypatch):
     files = WeightFiles.open(write_checkpoint(tmp_path / "model", CONFIG, arrays, dtype="BF16"))
     model, _ = define_from_files(ModelConfig.load(files.folder), files)
     monkeypatch.setattr(load, "KernelWarmup", NoWarmup)
-    return load.load_runner(model, files, ZeroedDevice(), context=1024, on_progress=silent, prefill_chunk=128)
+    return load.load_runner(model, files, ZeroedDevice(), LoadOptions(1024, 128), silent)
 
 
 @pytest.fixture
@@ -110,9 +111,7 @@ def test_no_length_and_no_layer_is_left_to_compile_in_an_answer(targets, chunk, 
     big = {"hidden_size": 2560, "intermediate_size": 9728, "num_attention_heads": 32, "num_key_value_heads": 8}
     config = {**CONFIG, **big, "head_dim": 128, "quantization_config": quantization_config(targets)}
     model, device = define_model(ModelConfig.from_dict(config), tied=True), ShapeDevice("sm_90")
-    made, _ = load.empty_runner(
-        model, device, context=chunk, chunk=chunk, half="bfloat16", kv="bf16", half_copies=half_copies
-    )
+    made, _ = load.empty_runner(model, device, LoadOptions(chunk, half_copies=half_copies), "bfloat16")
     known = {
         record.identity()
         for record in KernelWarmup(made.plans, made.bucket_ends, device, made.buffers["length"], chunk).records()

@@ -12,6 +12,7 @@ from kernels.catalogue import entries
 from tests.checkpoints import quantization_config, write_checkpoint, write_quantised
 from tests.reference import tiny_models
 from tileinfer_core import kernel_tools
+from tileinfer_core.backends.base import LoadOptions
 from tileinfer_core.backends.cuda import load
 from tileinfer_core.backends.cuda.interpreted import InterpretedDevice
 from tileinfer_core.backends.cuda.warmup import KernelWarmup
@@ -50,7 +51,7 @@ def test_every_kernel_of_the_engine_is_compiled_ahead(
     model, _ = define_from_files(ModelConfig.load(files.folder), files)
     monkeypatch.setattr(load, "KernelWarmup", NoWarmup)
     device = InterpretedDevice()
-    runner = load.load_runner(model, files, device, context=4096, on_progress=silent, prefill_chunk=2048)
+    runner = load.load_runner(model, files, device, LoadOptions(4096, 2048), silent)
     length, chunk = runner.buffers["length"], runner.prefill_chunk
     needed = {
         record.identity(): record
@@ -71,12 +72,12 @@ FORMATS = {
 }
 
 
-@pytest.mark.parametrize("kv", ["bf16", "int8"])
+@pytest.mark.parametrize(("kv", "context"), [("bf16", 2048), ("int8", 2048), ("int8", 1984)])
 @pytest.mark.parametrize("formats", FORMATS.values(), ids=FORMATS)
 def test_every_kernel_of_an_int8_model_is_compiled_ahead(
-    formats: dict[str, int | None], kv: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    formats: dict[str, int | None], kv: str, context: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its own config, whatever context and chunk the engine then has."""
+    """By its own config, whatever context and chunk the engine then has: 32 pages of two heads, or 33, say."""
     section = quantization_config(formats, ignore=["lm_head"] if "Embedding" not in formats else [])
     sizes = {"head_dim": 64, "intermediate_size": 192, "max_position_embeddings": 8192}
     folder = write_quantised(tmp_path / "model", "qwen3-untied", section, **sizes)
@@ -84,7 +85,7 @@ def test_every_kernel_of_an_int8_model_is_compiled_ahead(
     device = InterpretedDevice()
     files = WeightFiles.open(folder)
     model, _ = define_from_files(ModelConfig.load(folder), files)
-    runner = load.load_runner(model, files, device, context=2048, on_progress=silent, prefill_chunk=512, kv=kv)
+    runner = load.load_runner(model, files, device, LoadOptions(context, 512, kv), silent)
     warmup = KernelWarmup(runner.plans, runner.bucket_ends, device, runner.buffers["length"], runner.prefill_chunk)
     needed = {record.identity(): record.name for record in warmup.records()}
     home = tmp_path / "home"

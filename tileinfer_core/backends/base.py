@@ -13,6 +13,7 @@ F feed-forward size, V vocabulary rows, C tokens in the cache with those of this
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
@@ -28,6 +29,22 @@ if TYPE_CHECKING:
     BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How a model is held in memory.
+
+    `context` is what the user asked for: a backend that plans its memory refuses one that does not fit, and without it
+    finds the longest that does. `prefill_chunk` None is the backend's own choice. `kv` "int8" keeps keys and values in
+    INT8, "bf16" as the model has them. `half_copies` lets a GPU keep INT8 weights in half precision too, for prompts,
+    in memory that nothing else needs.
+    """
+
+    context: int | None = None
+    prefill_chunk: int | None = None
+    kv: str = "bf16"
+    half_copies: bool = True
 
 
 class Backend(Protocol[T]):

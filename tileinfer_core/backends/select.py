@@ -14,7 +14,7 @@ from tileinfer_core.settings import KV_FORMATS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tileinfer_core.backends.base import Runner
+    from tileinfer_core.backends.base import LoadOptions, Runner
     from tileinfer_core.models.decoder import ModelDefinition
     from tileinfer_core.progress import OnProgress
     from tileinfer_core.weights import WeightFiles
@@ -69,22 +69,6 @@ class RunnerLoad:
     cancel: Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True)
-class LoadOptions:
-    """How a model is held in memory.
-
-    `context` is what the user asked for: a backend that plans its memory refuses one that does not fit, and without it
-    finds the longest that does. `prefill_chunk` None is the backend's own choice. `kv` "int8" keeps keys and values in
-    INT8, "bf16" as the model has them. `half_copies` lets a GPU keep INT8 weights in half precision too, for prompts,
-    in memory that nothing else needs.
-    """
-
-    context: int | None = None
-    prefill_chunk: int | None = None
-    kv: str = "bf16"
-    half_copies: bool = True
-
-
 def load_runner(
     choice: BackendChoice,
     model: ModelDefinition,
@@ -129,16 +113,7 @@ def _start_cuda(model: ModelDefinition, files: WeightFiles | None, options: Load
         raise BackendUnavailableError(f"the CUDA backend can't be imported: {error}", hint=hint) from error
 
     def finish(on_progress: OnProgress) -> Runner:
-        return load.load_runner(
-            model,
-            files,
-            GpuDevice(),
-            context=options.context,
-            prefill_chunk=options.prefill_chunk or load.PREFILL_CHUNK,
-            kv=options.kv,
-            half_copies=options.half_copies,
-            on_progress=on_progress,
-        )
+        return load.load_runner(model, files, GpuDevice(), options, on_progress)
 
     return RunnerLoad(finish, cancel=lambda: None)
 

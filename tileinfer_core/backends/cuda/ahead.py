@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from tileinfer_core.backends.cuda import buffers as buf
+from tileinfer_core.backends.base import LoadOptions
 from tileinfer_core.backends.cuda.census_steps import ShapeDevice
-from tileinfer_core.backends.cuda.load import PREFILL_CHUNK, empty_runner
-from tileinfer_core.backends.cuda.ops import worth_a_copy
+from tileinfer_core.backends.cuda.load import chunk_rows, empty_runner
 from tileinfer_core.backends.cuda.warmup import KernelWarmup
+from tileinfer_core.backends.cuda.weights import worth_a_copy
 
 if TYPE_CHECKING:
     from kernels.specs import Recorded
@@ -35,13 +35,10 @@ class EngineModel:
             UnsupportedModelError: shapes or formats that the kernels don't take.
         """
         found: list[Recorded] = []
-        chunk = buf.padded_rows(min(PREFILL_CHUNK, self.model.config.max_context))
-        choices = (False, True) if worth_a_copy(self.model, arch, chunk) else (False,)
+        choices = (False, True) if worth_a_copy(self.model, arch, chunk_rows(self.model, LoadOptions())) else (False,)
         for kv, half_copies in product(KEYS_AND_VALUES, choices):
             device = ShapeDevice(arch, pdl=pdl)
-            runner, _ = empty_runner(
-                self.model, device, context=None, chunk=chunk, half=self.half, kv=kv, half_copies=half_copies
-            )
+            runner, _ = empty_runner(self.model, device, LoadOptions(kv=kv, half_copies=half_copies), self.half)
             length = runner.buffers["length"]
             found += KernelWarmup(runner.plans, runner.bucket_ends, device, length, runner.prefill_chunk).records()
         return found

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tileinfer_core.backends.cuda import ops
-from tileinfer_core.backends.cuda.kv_pool import TABLE_STEP, table_entries
-from tileinfer_core.backends.cuda.memory import pages_for
+from tileinfer_core.backends.cuda.kv_pool import table_entries
+from tileinfer_core.backends.cuda.memory import allocated, pages_for
 from tileinfer_core.dtypes import BFLOAT16
 from tileinfer_core.kv_cache import PAGE_SIZE
 from tileinfer_core.models.decoder import JOINED
@@ -118,8 +118,7 @@ def _wide_specs(s: LayerStructure, context: int, half: str) -> dict[str, Spec]:
 
 
 def buffer_bytes(specs: Mapping[str, Spec]) -> int:
-    table = -(-len(specs) // TABLE_STEP) * 512  # allocations are rounded up
-    return table + sum(math.prod(shape) * _ITEM[dtype] for shape, dtype in specs.values())
+    return sum(allocated(math.prod(shape) * _ITEM[dtype]) for shape, dtype in specs.values())
 
 
 def allocate_buffers(device: Device, specs: Mapping[str, Spec]) -> dict[str, Array]:

@@ -20,7 +20,7 @@ from kernels.specs import ArraySpec
 from tileinfer_core.backends.cuda import buffers as buf
 from tileinfer_core.backends.cuda.device import DeviceMemory
 from tileinfer_core.backends.cuda.interpreted import Done, numpy_dtype
-from tileinfer_core.backends.cuda.load import PREFILL_CHUNK, empty_runner
+from tileinfer_core.backends.cuda.load import empty_runner
 from tileinfer_core.backends.cuda.verify_step import verify_step
 from tileinfer_core.errors import UsageError
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kernels.specs import Recorded
+    from tileinfer_core.backends.base import LoadOptions
     from tileinfer_core.backends.cuda.device import Array, Event, Graph, HostArray
     from tileinfer_core.backends.cuda.runner import CudaRunner
     from tileinfer_core.models.decoder import ModelDefinition
@@ -102,20 +103,9 @@ class ShapeDevice:
     def close(self) -> None: ...
 
 
-def shape_runner(
-    model: ModelDefinition,
-    arch: str,
-    context: int,
-    half: str = "bfloat16",
-    *,
-    kv: str = "bf16",
-    half_copies: bool = True,
-) -> CudaRunner:
+def shape_runner(model: ModelDefinition, arch: str, options: LoadOptions, half: str = "bfloat16") -> CudaRunner:
     """A runner whose plans can be recorded on any machine. Raises UnsupportedModelError."""
-    chunk = buf.padded_rows(min(PREFILL_CHUNK, context))
-    runner, _ = empty_runner(
-        model, ShapeDevice(arch), context=context, chunk=chunk, half=half, kv=kv, half_copies=half_copies
-    )
+    runner, _ = empty_runner(model, ShapeDevice(arch), options, half)
     return runner
 
 

@@ -164,9 +164,9 @@ class StepTimer:
 
 def matrix_rate(device: Any) -> float:
     """Operations per second of the engine's own product at 4,096 x 4,096 x 4,096: the bound of a long prefill."""
+    from kernels.configs import configured  # noqa: PLC0415
     from kernels.linear_prefill import LinearPrefillConfig, linear_prefill  # noqa: PLC0415 - one step kind needs it
     from kernels.specs import RecordingLauncher  # noqa: PLC0415
-    from tileinfer_core.backends.cuda.ops import configured  # noqa: PLC0415
 
     side, repeats = 4096, 10
     x, w, y = (device.zeros((side, side), "bfloat16") for _ in range(3))

@@ -5,7 +5,7 @@ One K and one V array per layer, as the kernels want them (docs/shapes.md):
     k[layer] [pages * K * 64, d]   row (page * K + head) * 64 + slot
     v[layer] [pages * K * d, 64]   row (page * K + head) * d + dimension: V is stored transposed
 
-INT8 pools have int8 rows of the same shapes, and for each layer a pair of scale arrays, float32 [pages * K, 64].
+INT8 pools have int8 rows of the same shapes, and for each layer a pair of scale arrays, float32 [pages * K padded, 64].
 
 All pages are taken when the model is loaded; a sequence grows by taking page numbers, so nothing moves and captured
 graphs stay valid. Page 0 is scratch: table entries past a sequence's pages name it, rows of padding write there, and
@@ -32,12 +32,16 @@ if TYPE_CHECKING:
     from tileinfer_core.models.structure import LayerStructure
 
 SCRATCH_PAGE = 0
-TABLE_STEP = 16  # entries: one specialisation of the kernels, whatever the length
+STEP = 16  # entries of a block table and rows of scales: one specialisation of the kernels, whatever the length
+
+
+def padded(count: int) -> int:
+    return -(-count // STEP) * STEP
 
 
 def table_entries(pages: int) -> int:
     """Of a block table for sequences of at most `pages` pages."""
-    return -(-(pages + 1) // TABLE_STEP) * TABLE_STEP
+    return padded(pages + 1)
 
 
 class KvPool:
@@ -49,9 +53,9 @@ class KvPool:
         self.v: list[Array] = [device.zeros((rows * head_dim, PAGE_SIZE), dtype) for _ in range(layers)]
         self.scales: list[tuple[Array, Array] | None] = [None] * layers
         if dtype == "int8":
-            shape = (rows, PAGE_SIZE)
+            shape = (padded(rows), PAGE_SIZE)
             self.scales = [(device.zeros(shape, "float32"), device.zeros(shape, "float32")) for _ in range(layers)]
-        self.pages = pages
+        self._heads = structure.num_key_value_heads
         self._free = list(range(pages - 1, SCRATCH_PAGE, -1))
         self.sequences: weakref.WeakSet[SequencePages] = weakref.WeakSet()
 
@@ -66,8 +70,10 @@ class KvPool:
 
     def clear_scratch(self, device: Device) -> None:
         scales = [array for pair in self.scales if pair for array in pair]
-        for array in (*self.k, *self.v, *scales):
-            device.clear(array[: len(array) // self.pages])
+        slots, dimensions = PAGE_SIZE, self.k[0].shape[1]
+        for arrays, rows in ((self.k, slots), (self.v, dimensions), (scales, 1)):
+            for array in arrays:
+                device.clear(array[: self._heads * rows])
 
     def take(self, count: int) -> list[int]:
         """Raises OutOfMemoryError."""

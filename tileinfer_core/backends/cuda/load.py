@@ -14,15 +14,16 @@ from tileinfer_core.backends.cuda.loader import (
     storage_dtype,
 )
 from tileinfer_core.backends.cuda.memory import plan_memory
-from tileinfer_core.backends.cuda.ops import worth_a_copy
 from tileinfer_core.backends.cuda.plan import refuse_formats, refuse_unsupported
 from tileinfer_core.backends.cuda.runner import CudaRunner
 from tileinfer_core.backends.cuda.warmup import KernelWarmup
+from tileinfer_core.backends.cuda.weights import worth_a_copy
 from tileinfer_core.errors import OutOfMemoryError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tileinfer_core.backends.base import LoadOptions
     from tileinfer_core.backends.cuda.device import Array, Device
     from tileinfer_core.backends.cuda.memory import MemoryPlan
     from tileinfer_core.models.decoder import ModelDefinition
@@ -36,17 +37,10 @@ def load_runner(
     model: ModelDefinition,
     files: WeightFiles | None,
     device: Device,
-    *,
-    context: int | None,
+    options: LoadOptions,
     on_progress: OnProgress,
-    prefill_chunk: int = PREFILL_CHUNK,
-    kv: str = "bf16",
-    half_copies: bool = True,
 ) -> CudaRunner:
-    """`files` None fills the weights with noise, to time a shape. `context` None: the model's own, cut to what fits.
-
-    `kv` "int8" keeps keys and values in INT8; "bf16" in the weights' half-precision type.
-    `half_copies`: INT8 weights may be kept in half precision too, in memory that nothing else wants.
+    """`files` None fills the weights with noise, to time a shape.
 
     Raises:
         UnsupportedModelError: shapes that the kernels don't take.
@@ -54,10 +48,7 @@ def load_runner(
         BackendError: the compiler failed, or the device did.
     """
     half = "bfloat16" if files is None else storage_dtype(files)
-    chunk = buf.padded_rows(min(prefill_chunk, context or model.config.max_context))
-    runner, arrays = empty_runner(
-        model, device, context=context, chunk=chunk, half=half, kv=kv, half_copies=half_copies
-    )
+    runner, arrays = empty_runner(model, device, options, half)
     warmup = KernelWarmup(runner.plans, runner.bucket_ends, device, runner.buffers["length"], runner.prefill_chunk)
     warmup.start()
     try:
@@ -76,29 +67,31 @@ def load_runner(
     return runner
 
 
+def chunk_rows(model: ModelDefinition, options: LoadOptions) -> int:
+    """Of a prefill step: no more than a context has."""
+    return buf.padded_rows(min(options.prefill_chunk or PREFILL_CHUNK, options.context or model.config.max_context))
+
+
 def empty_runner(
     model: ModelDefinition,
     device: Device,
-    *,
-    context: int | None,
-    chunk: int,
+    options: LoadOptions,
     half: str,
-    kv: str,
-    half_copies: bool = True,
 ) -> tuple[CudaRunner, dict[str, Array]]:
-    """A runner in the memory planned for it, and the parameters' arrays, not filled yet. `chunk` is padded.
+    """A runner in the memory planned for it, and the parameters' arrays, not filled yet; `half` is the weights' type.
 
     Raises: as load_runner, for what needs no file and no compiler.
     """
     refuse_unsupported(model.structure)
     refuse_formats(model)
+    chunk, kv = chunk_rows(model, options), options.kv
 
     def specs(tokens: int, copied: Sequence[str] = ()) -> dict[str, buf.Spec]:
         return buf.buffer_specs(model, device.arch, tokens, chunk, half, kv=kv, copied=copied)
 
     memory = plan_memory(
         model,
-        asked=context,
+        asked=options.context,
         free=device.memory().free,
         item=buf.item_bytes(half),
         kv_item=1 if kv == "int8" else None,
@@ -111,7 +104,7 @@ def empty_runner(
         wanted = specs(plan.context, plan.copied)
         return CudaRunner(model, device, arrays, memory=plan, specs=wanted, copies=copies, half=half, kv=kv)
 
-    if half_copies:
+    if options.half_copies:
         products, item = worth_a_copy(model, device.arch, chunk), buf.item_bytes(half)
         richer = memory.with_copies(model, products, item=item, device_bytes=device.memory().total)
         with contextlib.suppress(OutOfMemoryError):  # another program was faster, and nothing depends on copies

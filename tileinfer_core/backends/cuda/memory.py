@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tileinfer_core.models.structure import Parameter
 
 HEADROOM = 384 << 20
+ALLOCATION_STEP = 512
 SCALE_BYTES = 4
 SMALLEST_CONTEXT = 256  # a model that has room for less is of no use
 SPARE_SHARE, FREE_SHARE = 4, 2  # copies take at most one part of so many: of the device, and of what is free
@@ -78,7 +79,12 @@ def weight_bytes(model: ModelDefinition, item: int) -> int:
 
 
 def _padded(parameter: Parameter, item: int) -> int:
-    return -(-math.prod(parameter.shape) * item // 512) * 512
+    return allocated(math.prod(parameter.shape) * item)
+
+
+def allocated(size: int) -> int:
+    """Bytes that an array of `size` takes: the device gives them in steps of 512."""
+    return -(-size // ALLOCATION_STEP) * ALLOCATION_STEP
 
 
 def _bytes_each(parameter: Parameter, item: int) -> int:

@@ -8,17 +8,17 @@ chunk, one with "row" the one token of a decode step, whose arrays are the named
 
 The norm is folded into the products: a product writes `scaled` and its sums, the next one divides by the root of them.
 
-A Weight alone says which kernel reads it: its scales are None where it is half precision.
+A Weight (weights.py) alone says which kernel reads it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from kernels import configs
 from kernels.argmax import SampleOutputs
 from kernels.attention_decode import attention_config, attention_decode, context_bucket, workspace_floats
 from kernels.attention_prefill import AttentionPrefillConfig, attention_prefill
+from kernels.configs import configured
 from kernels.dequantise import dequantise
 from kernels.digits import token_digits
 from kernels.embedding import embedding, embedding_decode
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
     from kernels.specs import Recorded, RecordingLauncher
     from tileinfer_core.backends.cuda.device import Array
+    from tileinfer_core.backends.cuda.weights import Weight
     from tileinfer_core.models.decoder import ModelDefinition
     from tileinfer_core.models.structure import LayerStructure
 
@@ -66,53 +67,11 @@ if TYPE_CHECKING:
 
 Config = TypeVar("Config")
 
-
-class Weight(NamedTuple):
-    """Of one product: half precision, or INT8 with its scales.
-
-    `copy`: what INT8 values and scales stand for in half precision, where memory was left for it.
-    """
-
-    values: Array
-    scale: Array = None
-    copy: Array = None
-
-    @property
-    def in_digits(self) -> bool:
-        """Whether a chunk's product with it goes bytes by bytes: INT8 with one scale a row."""
-        return self.scale is not None and self.scale.shape[1] == 1
-
-    @property
-    def grouped(self) -> bool:
-        """INT8 with several scales a row, which a chunk's product must have widened."""
-        return self.scale is not None and not self.in_digits
-
-    def for_chunk(self, tokens: int, limit: int | None) -> Weight:
-        """What a chunk of so many tokens multiplies by; `limit` as in DigitLimits."""
-        if self.copy is None or (self.in_digits and (limit is None or tokens <= limit)):
-            return self
-        return Weight(self.copy)
-
-
-class DigitLimits(NamedTuple):
-    """The longest chunk that goes bytes by digits where a product has a copy too: fewer bytes, but twice the rows.
-
-    None: every chunk, so that there is no use for a copy. Weights with groups go by their copy at any length.
-    """
-
-    qkv_proj: int | None = None
-    o_proj: int | None = None
-    gate_up_proj: int | None = None
-    down_proj: int | None = None
-
-
 MAX_GROUP = 8  # query heads of a key/value head: the columns of one matrix product
 SIZE_STEP = 8  # elements of a 16-byte load
 INT8_STEP = LOAD
 # Shares of a grouped product's weights that are widened behind earlier launches of its layer, the rest just before it.
 AHEAD = {"qkv": 0.0, "attention": 0.3, "o": 0.3}
-# Products in the order in which a byte of their copies saves most time: the first has groups, in most models.
-COPIED = ("down_proj", "o_proj", "qkv_proj", "gate_up_proj")
 _SAMPLE_ARRAYS = ("adjusted", "run_maxima", "partials", "won_values", "won_ids", "sorted_values", "sorted_ids")
 
 
@@ -142,14 +101,6 @@ def _attention_floats(s: LayerStructure, arch: str, context: int) -> int:
     return max(workspace_floats(config, heads, kv_heads, s.head_dim) for config in found)
 
 
-def configured(kind: type[Config], family: str, arch: str, **shape: int) -> Config:
-    """The table's row for a shape; a family or shape without one takes the defaults."""
-    try:
-        return kind(**configs.config(family, arch, **shape))
-    except KeyError:
-        return kind()
-
-
 def bucket_end(structure: LayerStructure, arch: str, length: int, context: int) -> int:
     """The longest sequence that the decode step for `length` tokens also serves, within the context."""
     end = context_bucket(arch, structure.num_key_value_heads, length)
@@ -162,22 +113,6 @@ def bucket_ends(structure: LayerStructure, arch: str, context: int) -> list[int]
     while ends[-1] < context:
         ends.append(bucket_end(structure, arch, ends[-1] + 1, context))
     return ends
-
-
-def digit_limits(structure: LayerStructure, arch: str) -> DigitLimits:
-    """None at all where a table has no row: matrix units differ in what half precision costs."""
-    return configured(DigitLimits, "digit_limits", arch, hidden=structure.hidden_size)
-
-
-def worth_a_copy(model: ModelDefinition, arch: str, chunk: int) -> list[str]:
-    """Products of COPIED that some chunk of up to `chunk` tokens would multiply by a copy."""
-    limits = digit_limits(model.structure, arch)._asdict()
-    found = []
-    for product in COPIED:
-        weights, limit = model.int8_weights([product]), limits[product]
-        if any(p.is_grouped for p in weights) or (weights and limit is not None and limit < chunk):
-            found.append(product)
-    return found
 
 
 def as_row(array: Array) -> Array:

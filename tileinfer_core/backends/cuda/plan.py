@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from kernels.int8_scales import supported_group
 from kernels.specs import RecordingLauncher
 from tileinfer_core.backends.cuda import ops
-from tileinfer_core.backends.cuda.ops import Weight
+from tileinfer_core.backends.cuda.weights import Weight, digit_limits
 from tileinfer_core.errors import UnsupportedModelError
 from tileinfer_core.models.decoder import layer_weight
 
@@ -92,7 +92,7 @@ class Plans:
         self._table = block_table
         self._b = buffers
         self._copies = copies
-        self._digit_limits = ops.digit_limits(model.structure, arch)
+        self._digit_limits = digit_limits(model.structure, arch)
         self._arch = arch
         self._pdl = pdl
         self._processors = processors

@@ -21,6 +21,7 @@ from kernels.linear_int8_tokens import (
 )
 from kernels.specs import RecordingLauncher
 from tileinfer_core.backends.cuda import ops
+from tileinfer_core.backends.cuda.weights import Weight
 from tileinfer_core.errors import UsageError
 from tileinfer_core.models.decoder import EMBEDDING
 
@@ -49,7 +50,7 @@ def verify_step(runner: CudaRunner, model: ModelDefinition, tokens: int) -> tupl
             raise UsageError(f"a verify step takes INT8 in groups of {NARROWEST} columns or more, found {size}")
     b, weights = runner.buffers, runner.plans.weights
     step = _Step(runner, model, tokens)
-    table = ops.Weight(weights.embedding, weights.embedding_scale)
+    table = Weight(weights.embedding, weights.embedding_scale)
     step.embed(b["token_ids"][:tokens], table, weights.layers[0].input_norm)
     norms = [layer.input_norm for layer in weights.layers[1:]] + [weights.norm]
     for index, (layer, next_norm) in enumerate(zip(weights.layers, norms, strict=True)):
@@ -59,7 +60,7 @@ def verify_step(runner: CudaRunner, model: ModelDefinition, tokens: int) -> tupl
         step.add("attention", out, "o_sums", (layer.o_bias, layer.post_norm))
         step.feed_forward(gate_up, layer)
         step.add("act", down, "down_sums", (layer.down_bias, next_norm))
-    step.normed(ops.Weight(weights.lm_head, weights.lm_head_scale), "down_sums", "logits", None)
+    step.normed(Weight(weights.lm_head, weights.lm_head_scale), "down_sums", "logits", None)
     return step.records, step.arrays["logits"]
 
 
@@ -88,11 +89,11 @@ class _Step:
             self._fresh.add(source)
         return self._digits[source]
 
-    def embed(self, ids: Array, table: ops.Weight, gain: Array) -> None:
+    def embed(self, ids: Array, table: Weight, gain: Array) -> None:
         into = (self.arrays[name] for name in ("stream", "normed", "down_sums"))
         embedding_decode(self._go, ids, table.values, ops.as_row(gain), *into, scale=table.scale)
 
-    def normed(self, w: ops.Weight, sums: str, out: str, bias: Array) -> None:
+    def normed(self, w: Weight, sums: str, out: str, bias: Array) -> None:
         """QKV and the logits, of RMSNorm of the stream."""
         (values, scale, _), a = w, self.arrays
         more: dict[str, Any] = {"eps": self._eps, "bias": ops.as_row(bias)}
@@ -110,7 +111,7 @@ class _Step:
         self._ops.attend_rows(a["q"], pages, runner.buffers, a["attention"])
         self._fresh.discard("attention")
 
-    def feed_forward(self, w: ops.Weight, layer: LayerWeights[Array]) -> None:
+    def feed_forward(self, w: Weight, layer: LayerWeights[Array]) -> None:
         """act = silu(gate)·up or xIELU(up) of RMSNorm of the stream."""
         (values, scale, _), a, eps = w, self.arrays, self._eps
         alphas = () if layer.xielu is None else (layer.xielu[:2],)
@@ -126,7 +127,7 @@ class _Step:
         int8(self._go, *given, eps=eps, **more)
         self._fresh.add("act")
 
-    def add(self, source: str, w: ops.Weight, sums: str, vectors: tuple[Array, Array]) -> None:
+    def add(self, source: str, w: Weight, sums: str, vectors: tuple[Array, Array]) -> None:
         """stream += x · wᵀ (+ bias), and what the norm after it needs."""
         (values, scale, _), (bias, gain), a = w, vectors, self.arrays
         into = (a["stream"], ops.as_row(gain), a["normed"], a[sums])
