@@ -55,7 +55,7 @@ class KvPool:
         if dtype == "int8":
             shape = (padded(rows), PAGE_SIZE)
             self.scales = [(device.zeros(shape, "float32"), device.zeros(shape, "float32")) for _ in range(layers)]
-        self._heads = structure.num_key_value_heads
+        self._pages, self._heads = pages, structure.num_key_value_heads
         self._free = list(range(pages - 1, SCRATCH_PAGE, -1))
         self.sequences: weakref.WeakSet[SequencePages] = weakref.WeakSet()
 
@@ -66,7 +66,7 @@ class KvPool:
     def _find_lost(self) -> None:
         """Free is what no sequence holds."""
         held = {page for sequence in self.sequences for page in sequence.held}
-        self._free = [page for page in range(self.pages - 1, SCRATCH_PAGE, -1) if page not in held]
+        self._free = [page for page in range(self._pages - 1, SCRATCH_PAGE, -1) if page not in held]
 
     def clear_scratch(self, device: Device) -> None:
         scales = [array for pair in self.scales if pair for array in pair]
