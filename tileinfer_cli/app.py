@@ -4,7 +4,7 @@ Whatever happens below ends here as a message on stderr and an exit code:
 
     0 done · 1 TileInfer could not do it · 2 usage · 3 prompt longer than the context · 4 model not found
     5 not allowed · 6 disk · 7 damaged or unsupported model · 8 backend not available or out of memory
-    130 Ctrl-C · 141 nobody reads the output any more · 143 SIGTERM
+    129 the terminal is gone · 130 Ctrl-C · 141 nobody reads the output any more · 143 SIGTERM
 
 No other file of the command line catches an error in order to end the process, and nothing here prints a
 traceback unless `--debug` asks for it.
@@ -38,19 +38,30 @@ OBJECTS_BETWEEN_COLLECTIONS = 100_000
 # OpenBLAS's threads spin for 2**28 clock ticks after their start and after each product, 77 ms of a core that the start
 # needs for other things. 2**22 are 1.2 ms, more than there is between two products of a token.
 BLAS_SPIN = ("OPENBLAS_THREAD_TIMEOUT", "22")
-EXIT_INTERRUPTED, EXIT_BROKEN_PIPE, EXIT_TERMINATED = 130, 141, 143
+EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 130, 141
+EXIT_ENDED = {128 + getattr(signal, name, 15): name for name in ("SIGTERM", "SIGHUP")}  # Windows has no SIGHUP
 _DISK_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
 
 
 def main() -> NoReturn:
+    _keep_numbers_of_closed_streams()
     try:
         code = run(sys.argv[1:], at_the_end=_ignore_ctrl_c)
     except KeyboardInterrupt:  # a second one, before it was ignored
         code = EXIT_INTERRUPTED
     _ignore_ctrl_c()
-    if code in (EXIT_INTERRUPTED, EXIT_TERMINATED):
+    if code == EXIT_INTERRUPTED or code in EXIT_ENDED:
         _leave_at_once(code)
     sys.exit(code)
+
+
+def _keep_numbers_of_closed_streams() -> None:
+    """The next file opened would be number 0, 1 or 2, and get what a library or a child writes to stderr."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 def _leave_at_once(code: int) -> NoReturn:
@@ -80,7 +91,7 @@ def run(argv: list[str], *, at_the_end: Callable[[], None] = lambda: None) -> in
         warnings.simplefilter("ignore")  # Python's warnings are for developers: -W default shows them
     cli: Cli | None = None
     try:
-        with _sigterm_unwinds():
+        with _signals_unwind():
             from tileinfer_cli.commandline import Cli
 
             cli = Cli(streams)
@@ -91,20 +102,25 @@ def run(argv: list[str], *, at_the_end: Callable[[], None] = lambda: None) -> in
 
 
 @contextlib.contextmanager
-def _sigterm_unwinds() -> Iterator[None]:
-    """SIGTERM leaves through the `finally` blocks, so that the terminal and half-written folders are put in order."""
+def _signals_unwind() -> Iterator[None]:
+    """SIGTERM, and SIGHUP when the terminal goes, leave through the `finally` blocks, so that half-written folders are
+    removed and the terminal is put in order. What nohup has the process ignore stays ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def leave(_signal: int, _frame: FrameType | None) -> NoReturn:
-        sys.exit(EXIT_TERMINATED)
+    from tileinfer_cli.terminal import ending_signals
 
-    before = signal.signal(signal.SIGTERM, leave)
+    def leave(number: int, _frame: FrameType | None) -> NoReturn:
+        sys.exit(128 + number)
+
+    heeded = [number for number in ending_signals() if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, leave) for number in heeded}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _dispatch(argv: list[str], cli: Cli) -> int:
@@ -171,9 +187,9 @@ def _explain(error: BaseException) -> tuple[str, str | None, int]:
     if isinstance(error, TileinferError):
         return str(error), error.hint, error.exit_code
     if hasattr(error, "format_message"):  # Typer's own: an unknown option, a missing argument
-        context = getattr(error, "ctx", None)
-        hint = f"try: {context.command_path} --help" if context is not None else None
-        return error.format_message().replace("Value error, ", ""), hint, UsageError.exit_code
+        from tileinfer_cli.usage import explain_usage
+
+        return *explain_usage(error), UsageError.exit_code
     if isinstance(error, MemoryError):
         hint = "a smaller --context, a shorter prompt or a smaller model needs less"
         return f"out of memory{f': {error}' if str(error) else ''}", hint, BackendError.exit_code

@@ -21,11 +21,12 @@ def print_report(out: TextStream, document: dict[str, Any], options: BenchOption
         for entry in document["prefill"]
     ]
     rows += [_decode_row(entry) for entry in document["decode"]]
+    runs = options.repetitions
     draw = "greedy" if options.sampling.temperature == 0 else "top-k 20, top-p 0.95"
     copies, weights = document["copy_bytes"], f"weights {document['weight_bytes'] / 1e9:,.2f} GB"
     lines = [
         f"{document['model']} on {document['device']} ({document['backend']})",
-        f"median of {options.repetitions} runs of {options.tokens} tokens, {draw}",
+        f"{'median of ' * (runs > 1)}{runs} run{'s' * (runs > 1)} of {options.tokens} tokens, {draw}",
         f"memory: copy {ceilings['copy'] / 1e9:,.0f} GB/s, read {ceilings['read'] / 1e9:,.0f} GB/s, in this run",
         f"{weights}, and {copies / 1e9:,.2f} GB of them in half precision, for prompts" if copies else weights,
         f"load {document['load_s']:.2f} s, compile {document['compile_s']:.2f} s",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tileinfer_cli.commandline import Cli
     from tileinfer_cli.options import ModelFlags
     from tileinfer_core.bench import BenchOptions
+    from tileinfer_core.config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,16 @@ def _measure(cli: Cli, models: Models, options: BenchOptions, *, quiet: bool) ->
     """The model is closed before this returns, so that the next one has the memory."""
     from tileinfer_core.bench import run_bench
 
-    name, loaded = opening.load_for_bench(cli, models.where, models.random_weights, quiet=quiet)
+    config = models.random_weights
+    shape = None if config is None or config.exists() else _shape_named(str(config))
+    name, loaded = opening.load_for_bench(cli, models.where, config, quiet=quiet, shape=shape)
     with contextlib.closing(loaded.runner), render.Progress(cli.streams.err, quiet=quiet) as progress:
         report = run_bench(loaded.runner, loaded.model, options, load_s=loaded.load_s, on_progress=progress)
     return {"model": name, "backend_reason": loaded.backend.reason, **opening.plain(report)}
+
+
+def _shape_named(name: str) -> ModelConfig:
+    """The kernels' catalogue knows the shapes, so this needs cuda-tile; a config.json does not."""
+    from tileinfer_core.kernel_census import config_of
+
+    return config_of(name, opening.open_store(opening.load_settings()))[1]

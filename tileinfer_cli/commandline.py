@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import typing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
     from tileinfer_cli.terminal import Streams
 
-_OPTIONS = "Options"
+_OPTIONS, _GENERAL = "Options", "General"
+_FIRST, _LAST = ("Arguments", _OPTIONS), ("Compiler", _GENERAL)  # of the sections of a command's help page
 
 
 @dataclass
@@ -43,7 +45,13 @@ def _set_debug(context: typer.Context, value: bool) -> bool:
 
 DebugOption = Annotated[
     bool,
-    typer.Option("--debug", callback=_set_debug, is_eager=True, help="Show the traceback of an error."),
+    typer.Option(
+        "--debug",
+        callback=_set_debug,
+        is_eager=True,
+        help="Show the traceback of an error.",
+        rich_help_panel=_GENERAL,
+    ),
 ]
 
 
@@ -84,7 +92,14 @@ def _spread(
 
 
 class SectionedCommand(TyperCommand):
-    """A command whose options appear under the headings that their flag groups name (rich_help_panel)."""
+    """A command whose options appear under the headings that their flag groups name (rich_help_panel).
+
+    What the command alone has comes first, what one hardly ever needs last.
+    """
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """MODEL for what must be there, in place of Typer's {MODEL}."""
+        return [re.sub(r"^\{(.*)\}$", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -92,8 +107,9 @@ class SectionedCommand(TyperCommand):
             record = param.get_help_record(ctx)
             if record is not None:
                 heading = "Arguments" if param.param_type_name == "argument" else _heading(param)
+                heading = _GENERAL if param.name == "help" else heading
                 sections.setdefault(heading, []).append(record)
-        for heading in sorted(sections, key=lambda name: (name != "Arguments", name == _OPTIONS)):
+        for heading in sorted(sections, key=_place):
             with formatter.section(heading):
                 formatter.write_dl(sections[heading])
 
@@ -124,6 +140,13 @@ class SectionedGroup(TyperGroup):
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         del ctx
         _write_epilog(self.epilog, formatter)
+
+
+def _place(heading: str) -> int:
+    """Where a section stands; those of equal place as they come."""
+    if heading in _FIRST:
+        return _FIRST.index(heading) - len(_FIRST)
+    return 1 + _LAST.index(heading) if heading in _LAST else 0
 
 
 def _heading(param: Any) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tileinfer_cli.opening import plain
 from tileinfer_core.settings import Setting
+from tileinfer_core.units import bytes_text
 
 if TYPE_CHECKING:
     from tileinfer_core.config import ModelConfig
@@ -60,6 +61,20 @@ def describe(folder: ModelFolder, settings: Settings) -> dict[str, Any]:
         },
         "sampling": {name: plain(setting) for name, setting in sampling.items() if name != "seed"},
     }
+
+
+def memory_rows(document: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """(what, how much, of what) of such a document."""
+    memory, kv, backend, size = document["memory"], document["kv"], document["backend"], bytes_text
+    kept = "as float32; " if backend["name"] == "cpu" else ""
+    on_disk = f"{size(memory['weights_on_disk_bytes'])} on disk as {', '.join(document['dtypes'])}"
+    return [
+        ("weights", size(memory["weights_bytes"]), kept + on_disk),
+        ("each token", size(memory["kv_bytes_per_token"]), f"keys and values, {kept}kv {kv['value']} ({kv['origin']})"),
+        ("full context", size(memory["kv_bytes_full_context"]), "keys and values"),
+        ("read a token", size(memory["decode_bytes_per_token"]), "weights that decoding one token reads"),
+        ("backend", backend["name"], backend["reason"]),
+    ]
 
 
 def kv_setting(config: ModelConfig, settings: Settings) -> Setting[str]:

@@ -123,9 +123,10 @@ def load_for_bench(
 def save_text(path: Path, text: str) -> None:
     """Raises DiskError."""
     from tileinfer_core.errors import DiskError
+    from tileinfer_core.files import expanded
 
     try:
-        path.expanduser().write_text(text, encoding="utf-8")
+        expanded(path).write_text(text, encoding="utf-8")
     except OSError as error:
         raise DiskError(f"{path} can't be written: {error.strerror or error}") from error
 

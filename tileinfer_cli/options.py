@@ -6,11 +6,14 @@ Ranges are checked by the core, so that a flag, a config file and `/set` are ref
 """
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from tileinfer_cli.completion import models_here, models_to_pull
 
 _MODEL, _QUANTIZE, _COMPILER, _PROMPT, _SAMPLING, _STOPPING, _THINKING, _OUTPUT = (
     "Model",
@@ -44,8 +47,27 @@ class EmbeddingFormat(enum.StrEnum):
     bf16 = "bf16"
 
 
-ModelArgument = Annotated[
-    str, typer.Argument(metavar="MODEL", help="Alias, ORG/NAME, folder or .gguf file.", show_default=False)
+def _model_argument(text: str, names: Callable[[str], list[str]] = models_here) -> Any:
+    return typer.Argument(metavar="MODEL", help=text, show_default=False, autocompletion=names)
+
+
+ModelArgument = Annotated[str, _model_argument("Alias, ORG/NAME, folder or .gguf file.")]
+PulledModelArgument = Annotated[str, _model_argument("Alias or ORG/NAME.", models_to_pull)]
+StoredModelArgument = Annotated[str, _model_argument("Alias, ORG/NAME, or the .gguf file that a copy was made of.")]
+ExaminedModelArgument = Annotated[
+    str | None, _model_argument("Alias, ORG/NAME, folder or .gguf file. Without it: this machine.")
+]
+AgainstOption = Annotated[
+    str | None,
+    typer.Option("--against", metavar="MODEL", help="Another model to compare with.", autocompletion=models_here),
+]
+RandomWeightsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--random-weights",
+        metavar="CONFIG",
+        help="A config.json, or a shape's name (Qwen3-4B), with made-up weights in place of a model.",
+    ),
 ]
 PromptArgument = Annotated[
     str | None, typer.Argument(metavar="PROMPT", help="The prompt; text on stdin follows it after a blank line.")
@@ -55,7 +77,7 @@ QuietFlag = Annotated[
     bool, typer.Option("--quiet", "-q", help="Say nothing on stderr but warnings and errors.", rich_help_panel=_OUTPUT)
 ]
 WorkersOption = Annotated[
-    int | None, typer.Option("--workers", metavar="N", help="Compilers at a time; by default a core each, at most 8.")
+    int | None, typer.Option("--workers", metavar="N", help="Compilers at a time. Without it: one a core, at most 8.")
 ]
 LogprobsFlag = Annotated[
     bool,
@@ -72,6 +94,7 @@ ModelOption = Annotated[
         metavar="MODEL",
         help="Alias, ORG/NAME, folder or .gguf file. Without it: TILEINFER_MODEL, the config file, demo.",
         rich_help_panel=_MODEL,
+        autocompletion=models_here,
     ),
 ]
 BackendOption = Annotated[
@@ -80,7 +103,12 @@ BackendOption = Annotated[
 ]
 ContextOption = Annotated[
     int | None,
-    typer.Option("--context", metavar="N", help="Tokens of context, at most the model's.", rich_help_panel=_MODEL),
+    typer.Option(
+        "--context",
+        metavar="N",
+        help="Tokens of context. Without it: the model's own, if that fits.",
+        rich_help_panel=_MODEL,
+    ),
 ]
 KvOption = Annotated[
     KvFormat | None,
@@ -114,18 +142,17 @@ SystemOption = Annotated[
 ]
 ThinkFlag = Annotated[
     bool | None,
-    typer.Option("--think/--no-think", help="Ask the template for thinking or none.", rich_help_panel=_THINKING),
+    typer.Option("--think/--no-think", help="Ask the template for thinking, or for none.", rich_help_panel=_THINKING),
 ]
 
 
-ArchOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--arch",
-        metavar="SM_XX",
-        help="Architecture, such as sm_90; several with commas or by repeating. Without it: this machine's GPU.",
-    ),
-]
+def _arch_option(otherwise: str) -> Any:
+    text = f"Architecture, such as sm_90; may be repeated, or several with commas. Without it: {otherwise}."
+    return typer.Option("--arch", metavar="SM_XX", help=text)
+
+
+ArchOption = Annotated[list[str] | None, _arch_option("this machine's GPU")]
+ArchToLookAtOption = Annotated[list[str] | None, _arch_option("this machine's GPU, else sm_90")]
 ShapeOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -133,6 +160,7 @@ ShapeOption = Annotated[
         "-m",
         metavar="MODEL",
         help="Only the kernels of this model: a shape's name (Qwen3-4B), an alias or a model on disk; may be repeated.",
+        autocompletion=models_here,
     ),
 ]
 
@@ -144,7 +172,7 @@ class CompilerFlags:
         typer.Option(
             "--compiler-timeout-seconds",
             metavar="S",
-            help="Seconds for one kernel's compilation.",
+            help="Seconds that compiling one kernel may take.",
             rich_help_panel=_COMPILER,
         ),
     ] = None
@@ -183,7 +211,7 @@ class QuantizeFlags:
         typer.Option(
             "--group-size",
             metavar="N",
-            help="One scale for N columns everywhere; 0: for a row everywhere. Without it: a row, and groups of 64 in "
+            help="One scale for N columns everywhere; 0 for a row everywhere. Without it: a row, and groups of 64 in "
             "the layers that lose most.",
             rich_help_panel=_QUANTIZE,
         ),
@@ -192,8 +220,8 @@ class QuantizeFlags:
         EmbeddingFormat | None,
         typer.Option(
             "--embedding",
-            help="Without it: int8 where it is the output head too; otherwise bf16, as the model has it, which is no "
-            "slower. vLLM needs bf16.",
+            help="Format of the embedding. Without it: int8 where it is the output head too; otherwise bf16, as the "
+            "model has it, which is no slower. vLLM needs bf16.",
             rich_help_panel=_QUANTIZE,
         ),
     ] = None
@@ -211,7 +239,7 @@ class QuantizeFlags:
         typer.Option(
             "--eval-tokens",
             metavar="N",
-            help="Tokens of the bundled text to measure the loss on; 0: don't.",
+            help="Tokens of the bundled text to measure the loss on; 0 is off.",
             rich_help_panel=_QUANTIZE,
         ),
     ] = 2048
@@ -236,7 +264,9 @@ class PromptFlags:
 class SamplingFlags:
     temperature: Annotated[
         float | None,
-        typer.Option("--temperature", "-t", metavar="X", help="0 is greedy.", rich_help_panel=_SAMPLING),
+        typer.Option(
+            "--temperature", "-t", metavar="X", help="How freely to choose; 0 is greedy.", rich_help_panel=_SAMPLING
+        ),
     ] = None
     top_k: Annotated[
         int | None,
@@ -244,34 +274,50 @@ class SamplingFlags:
     ] = None
     top_p: Annotated[
         float | None,
-        typer.Option("--top-p", metavar="P", help="Keep the smallest set that reaches P.", rich_help_panel=_SAMPLING),
+        typer.Option(
+            "--top-p",
+            metavar="P",
+            help="Keep the likeliest that reach P together; 1 is off.",
+            rich_help_panel=_SAMPLING,
+        ),
     ] = None
     min_p: Annotated[
         float | None,
         typer.Option(
-            "--min-p", metavar="P", help="Drop tokens below P times the likeliest.", rich_help_panel=_SAMPLING
+            "--min-p", metavar="P", help="Drop tokens below P times the likeliest; 0 is off.", rich_help_panel=_SAMPLING
         ),
     ] = None
     repetition_penalty: Annotated[
         float | None,
         typer.Option(
-            "--repetition-penalty", metavar="X", help="Over prompt and answer; 1 is off.", rich_help_panel=_SAMPLING
+            "--repetition-penalty",
+            metavar="X",
+            help="Against tokens of prompt and answer; 1 is off.",
+            rich_help_panel=_SAMPLING,
         ),
     ] = None
     presence_penalty: Annotated[
         float | None,
         typer.Option(
-            "--presence-penalty", metavar="X", help="Once per token of the answer.", rich_help_panel=_SAMPLING
+            "--presence-penalty",
+            metavar="X",
+            help="Against tokens of the answer, once; 0 is off.",
+            rich_help_panel=_SAMPLING,
         ),
     ] = None
     frequency_penalty: Annotated[
         float | None,
-        typer.Option("--frequency-penalty", metavar="X", help="By count in the answer.", rich_help_panel=_SAMPLING),
+        typer.Option(
+            "--frequency-penalty",
+            metavar="X",
+            help="Against tokens of the answer, by count; 0 is off.",
+            rich_help_panel=_SAMPLING,
+        ),
     ] = None
     seed: Annotated[
         int | None,
         typer.Option(
-            "--seed", metavar="N", help="Repeat a run; drawn and reported if not given.", rich_help_panel=_SAMPLING
+            "--seed", metavar="N", help="Repeat a run. Without it: drawn, and reported.", rich_help_panel=_SAMPLING
         ),
     ] = None
 
@@ -280,7 +326,13 @@ class SamplingFlags:
 class StopFlags:
     max_tokens: Annotated[
         int | None,
-        typer.Option("--max-tokens", "-n", metavar="N", help="At most N new tokens.", rich_help_panel=_STOPPING),
+        typer.Option(
+            "--max-tokens",
+            "-n",
+            metavar="N",
+            help="At most N new tokens. Without it: no limit.",
+            rich_help_panel=_STOPPING,
+        ),
     ] = None
     stop: Annotated[
         list[str] | None,
@@ -299,7 +351,7 @@ class ThinkingFlags:
         bool | None,
         typer.Option(
             "--show-thinking/--hide-thinking",
-            help="Thinking goes to stderr; shown by default if that is a terminal.",
+            help="Show thinking, on stderr, or not. Without it: if stderr is a terminal.",
             rich_help_panel=_THINKING,
         ),
     ] = None

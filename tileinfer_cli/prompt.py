@@ -11,6 +11,7 @@ import os
 import stat
 from typing import IO, TYPE_CHECKING
 
+from tileinfer_cli.patience import read_all
 from tileinfer_core.errors import ContextLengthError, UsageError
 
 if TYPE_CHECKING:
@@ -58,16 +59,23 @@ def read_text(path: Path) -> str:
 
 def _attachment(streams: Streams, file: Path | None) -> str | None:
     """The text of -f FILE, or of stdin when it is not a terminal; None when there is neither."""
-    if file is not None and str(file) != "-":
-        return read_text(file)
-    if streams.stdin is None or (streams.stdin_is_terminal and file is None):
-        return None
-    return _decode(streams.stdin.buffer, "stdin")  # type: ignore[attr-defined]
+    if file is not None:
+        return read_input(streams, file)
+    return None if streams.stdin_is_terminal else _stdin(streams)
+
+
+def read_input(streams: Streams, file: Path) -> str | None:
+    """A text file, or stdin for `-`; None where that is closed."""
+    return _stdin(streams) if str(file) == "-" else read_text(file)
+
+
+def _stdin(streams: Streams) -> str | None:
+    return None if streams.stdin is None else _decode(streams.stdin.buffer, "stdin")  # type: ignore[attr-defined]
 
 
 def _decode(stream: IO[bytes], name: str) -> str:
     try:
-        data = stream.read(MAX_PROMPT_BYTES + 1)
+        data = read_all(stream, MAX_PROMPT_BYTES + 1)
     except OSError as error:
         raise UsageError(f"{name}: {error.strerror}") from None
     if len(data) > MAX_PROMPT_BYTES:

@@ -35,6 +35,7 @@ def check(how: QuantizeFlags, *, wanted: bool) -> None:
 def plan_of(
     settings: Settings, source: ModelFolder, dest: Path | None, how: QuantizeFlags, *, kv: str | None, force: bool
 ) -> QuantizePlan:
+    from tileinfer_core.files import expanded
     from tileinfer_core.quantize import load_unquantised, plan_quantize
     from tileinfer_core.quantize_recipe import Recipe
 
@@ -43,7 +44,7 @@ def plan_of(
     recipe = Recipe(how.group_size, how.embedding.value if how.embedding else None)
     name, target = opening.open_store(settings).int8_target(source)
     if dest is not None:
-        name, target = str(dest), dest.expanduser().absolute()
+        name, target = str(dest), expanded(dest).absolute()
         if not target.parent.is_dir():
             raise DiskError(f"{target.parent}: no such folder")
     return plan_quantize(source, target, name, recipe, calibration=text, kv=kv, force=force)

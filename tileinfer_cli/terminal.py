@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import operator
 import os
 import re
 import select
+import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -23,13 +26,15 @@ try:
 except ImportError:  # no pipes of this kind on Windows
     fcntl = termios = None  # type: ignore[assignment]
 
+from tileinfer_cli.patience import write_all
 from tileinfer_core.errors import DiskError, TileinferError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 # C0 without tab and newline, DEL, and C1: what a terminal obeys instead of showing.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_COLUMNS = 80
 _READER_LAG_S = 0.05  # what a reader of our pipe may take to pass on what it has read
 
 
@@ -65,6 +70,7 @@ class TextStream:
 
     def __init__(self, stream: IO[str] | None, environ: Mapping[str, str], *, name: str, required: bool) -> None:
         self._stream = stream
+        self._environ = environ
         self._required = required
         self.name = name
         self.look = look_of(stream, environ)
@@ -80,6 +86,16 @@ class TextStream:
         """The file descriptor; None for a stream that is closed or only in memory."""
         return descriptor_of(self._stream)
 
+    @property
+    def columns(self) -> int:
+        """Of the terminal; 80 where it does not say, or says 0."""
+        asked = self._environ.get("COLUMNS", "")
+        if asked.isdecimal() and len(asked) < 5 and int(asked) > 0:
+            return int(asked)
+        with contextlib.suppress(OSError, TypeError):  # no terminal, no descriptor
+            return os.get_terminal_size(self.descriptor).columns or _COLUMNS  # type: ignore[arg-type]
+        return _COLUMNS
+
     def write(self, text: str) -> None:
         """Text of any origin. Raises BrokenPipeError, or DiskError when the device is full (required streams only)."""
         if text:
@@ -91,6 +107,16 @@ class TextStream:
             return self.write(text)
         self._send(f"\x1b[{sgr}m{neutralise(text)}\x1b[0m", ends_line=text.endswith("\n"))
         return None
+
+    def command(self, codes: str) -> None:
+        """Escape codes that move nothing and show nothing, where the stream takes them."""
+        if self.look.motion:
+            self._pass_on(codes)
+
+    def redraw(self, text: str) -> None:
+        """`text`, which may have SGR codes and must fit into `columns`, in place of all that the line has. For
+        streams with motion."""
+        self._send(f"\r\x1b[2K{text}", ends_line=not text)
 
     def end_line(self) -> None:
         """A newline, unless the stream stands at the start of a line already."""
@@ -138,8 +164,7 @@ class TextStream:
                 self.require()
             return
         try:
-            self._stream.buffer.write(text.encode("utf-8", "replace"))  # type: ignore[attr-defined]
-            self._stream.buffer.flush()  # type: ignore[attr-defined]
+            write_all(self._stream.buffer, text.encode("utf-8", "replace"))  # type: ignore[attr-defined]
         except OSError as error:
             self._failed(error)
 
@@ -156,17 +181,66 @@ class TextStream:
 @contextlib.contextmanager
 def keys_unseen(stdin: IO[str] | None) -> Iterator[None]:
     """Keys typed while an answer is written are kept for the next line, and not echoed into the answer."""
+    with _terminal_without(stdin, "ECHO"):
+        yield
+
+
+PASTE_ON, PASTE_OFF = "\x1b[?2004h", "\x1b[?2004l"
+
+
+@contextlib.contextmanager
+def keys_kept(stdin: IO[str] | None, canvas: TextStream) -> Iterator[None]:
+    """Keys typed while nobody reads them wait for the line editor that is drawn on `canvas`, and are not echoed.
+
+    A paste waits as one message: the terminal goes on to mark where it begins and ends, and hands keys on as they
+    come. Line by line, as terminals do by themselves, it would drop all beyond 4,096 bytes. Ctrl-C still interrupts,
+    and Ctrl-Z stops: a shell takes the terminal back as it likes it, so that all this is set again on SIGCONT.
+    """
+    with _terminal_without(stdin, "ECHO", "ICANON") as set_again:
+
+        def settle(*_signal: object) -> None:
+            set_again()
+            canvas.command(PASTE_ON)
+
+        settle()
+        before = signal.signal(signal.SIGCONT, settle) if hasattr(signal, "SIGCONT") else None
+        try:
+            yield
+        finally:
+            if hasattr(signal, "SIGCONT"):
+                signal.signal(signal.SIGCONT, before)
+            canvas.command(PASTE_OFF)
+
+
+@contextlib.contextmanager
+def _terminal_without(stdin: IO[str] | None, *modes: str) -> Iterator[Callable[[], None]]:
+    """Local modes of a terminal, off while this lasts, and what sets that again; nothing where stdin is none."""
     descriptor = descriptor_of(stdin)
     if termios is None or descriptor is None or not os.isatty(descriptor):
-        yield
+        yield lambda: None
         return
     before = termios.tcgetattr(descriptor)
-    changed = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
-    termios.tcsetattr(descriptor, termios.TCSADRAIN, changed)
+    mask = functools.reduce(operator.or_, (getattr(termios, name) for name in modes))
+    changed = [*before[:3], before[3] & ~mask, *before[4:]]
+    set_again = functools.partial(termios.tcsetattr, descriptor, termios.TCSADRAIN, changed)
+
+    def restore() -> None:
+        with contextlib.suppress(termios.error):  # the terminal is gone
+            termios.tcsetattr(descriptor, termios.TCSANOW, before)
+
     try:
-        yield
+        try:
+            set_again()
+            yield set_again
+        finally:
+            restore()
     finally:
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        restore()  # Ctrl-C may have come in the other one, before it did anything
+
+
+def ending_signals() -> list[int]:
+    """Those that end a program in good order, as far as the system has them."""
+    return [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 def _unread_bytes(descriptor: int) -> int:

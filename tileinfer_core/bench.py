@@ -201,7 +201,8 @@ def _check(runner: Runner, model: ModelDefinition, options: BenchOptions) -> Non
     counts |= {"--prefill": min(options.prefill, default=1), "--decode-at": min(options.contexts, default=1)}
     for name, value in counts.items():
         if value < 1:
-            raise UsageError(f"{name} is too small to measure anything")
+            least = 2 if name == "--tokens" else 1
+            raise UsageError(f"{name} must be at least {least}, found {value + least - 1}")
     limit = min(model.config.max_context, runner.context_limit or model.config.max_context)
     longest = max(*options.prefill, *(context + options.tokens for context in options.contexts), FIRST_TOKEN_PROMPT, 0)
     if longest > limit:

@@ -10,7 +10,6 @@ temporary file: 4 bytes for each token and vocabulary entry (800 MB for 4,096 to
 
 from __future__ import annotations
 
-import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tileinfer_core.errors import DiskError, TileinferError, UsageError
-from tileinfer_core.evaluate import check_window, scored, text_ids
+from tileinfer_core.evaluate import check_window, perplexity_of, scored, text_ids
 from tileinfer_core.files import disk_errors, free_bytes
 from tileinfer_core.progress import OnProgress, silent
 
@@ -52,7 +51,7 @@ class Comparison:
     @property
     def change(self) -> float:
         """Perplexity over the reference's, less 1."""
-        return self.perplexity / self.reference_perplexity - 1
+        return perplexity_of(self.nll - self.reference_nll) - 1
 
 
 def compare(
@@ -98,9 +97,9 @@ def compare(
             engine.close()
     reference_nll, other_nll = float(nll.mean()), float(other.mean())
     return Comparison(
-        perplexity=math.exp(other_nll),
+        perplexity=perplexity_of(other_nll),
         nll=other_nll,
-        reference_perplexity=math.exp(reference_nll),
+        reference_perplexity=perplexity_of(reference_nll),
         reference_nll=reference_nll,
         mean_kl=float(kl.mean()),
         kl_99=float(np.quantile(kl, 0.99)),

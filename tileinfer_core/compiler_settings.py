@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tileinfer_core.errors import UsageError
+from tileinfer_core.files import expanded, home_folder
 from tileinfer_core.settings import Setting
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def timeout_text(kernel: str, arch: str, seconds: float) -> str:
 
 def default_folder(environ: Mapping[str, str]) -> Path:
     """cuda-tile's: cutile-python in the user's cache folder."""
-    base = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME") or Path.home()) / ".cache")
+    base = environ.get("XDG_CACHE_HOME") or str(home_folder(environ) / ".cache")
     return Path(base) / "cutile-python"
 
 
@@ -101,7 +102,7 @@ def _path(folder: Setting[Any]) -> Path:
     text = str(folder.value)
     if not text or "\0" in text:
         raise UsageError(f"{folder.origin}: {text!r} can't be the name of a folder")
-    return Path(text).expanduser().absolute()
+    return expanded(text).absolute()
 
 
 def _switch(setting: Setting[Any]) -> Setting[bool]:
@@ -119,5 +120,8 @@ def _number(name: str, setting: Setting[Any], kind: type[Any], least: float, uni
     except (TypeError, ValueError):
         number = kind(0)
     if not least <= number < float("inf"):
-        raise UsageError(f"{setting.origin}: {name} must be at least {least:,} {unit}, found {setting.value!r}")
+        whole = "whole " if kind is int else ""
+        raise UsageError(
+            f"{setting.origin}: {name} must be a {whole}number of {unit}, at least {least:,}, found {setting.value!r}"
+        )
     return Setting(number, setting.origin)

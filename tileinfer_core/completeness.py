@@ -25,7 +25,7 @@ def check_files(name: str, folder: Path, manifest: Manifest) -> None:
             absent.append(path)
             continue
         if size != record.bytes:
-            wrong.append(f"{folder / path}: {record.bytes} bytes expected, {size} found")
+            wrong.append(f"{folder / path}: {record.bytes:,} bytes expected, {size:,} found")
     hint = f"run {cure(name, manifest)}"
     if absent:
         whole, total = len(manifest.files) - len(absent), len(manifest.files)

@@ -19,9 +19,10 @@ from tileinfer_core.backends.cuda.probe import MIN_CAPABILITY, MIN_CUDA
 from tileinfer_core.backends.select import choose_backend
 from tileinfer_core.compiler_settings import NAMES, compiler_settings
 from tileinfer_core.errors import TileinferError
-from tileinfer_core.files import folder_bytes, free_bytes
+from tileinfer_core.files import folder_bytes, free_bytes, home_folder
 from tileinfer_core.findings import Finding
 from tileinfer_core.store import Store
+from tileinfer_core.units import bytes_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -112,7 +113,8 @@ def check_compiler(compiler: Compiler | None, driver: Driver) -> Iterator[Findin
         yield Finding("tileiras", "problem", f"its packages differ, so cuda-tile leaves them unused: {mismatch}", cure)
     if compiler is None:
         needed = bool(driver.gpus)
-        yield Finding("tileiras", "problem" if needed else "info", "not found", INSTALL_CUDA if needed else None)
+        detail = "not found" if needed else "not found; `kernels compile` needs it, also without a GPU"
+        yield Finding("tileiras", "problem" if needed else "info", detail, INSTALL_CUDA if needed else None)
         return
     detail = f"version {compiler.version or 'unknown'}, {compiler.path}"
     unknown = [gpu.arch for gpu in driver.gpus if compiler.architectures and gpu.arch not in compiler.architectures]
@@ -193,9 +195,9 @@ def check_folders(settings: Settings) -> Iterator[Finding]:
             yield Finding(f"{name} folder", "problem", f"{folder}: {fault}", f"set {setting} to a folder you may write")
             continue
         size, free = folder_bytes(folder), free_bytes(folder)
-        yield Finding(f"{name} folder", "ok", f"{folder}: {_gigabytes(size)}, {_gigabytes(free)} free")
+        yield Finding(f"{name} folder", "ok", f"{folder}: {bytes_text(size)}, {bytes_text(free)} free")
     cache = Store.from_settings(settings).cache
-    used = _gigabytes(folder_bytes(cache, follow=False)) if cache.is_dir() else "not there"
+    used = bytes_text(folder_bytes(cache, follow=False)) if cache.is_dir() else "not there"
     yield Finding("hugging face cache", "info", f"{cache}: {used}")
     present = "" if settings.config_path.is_file() else " (not there; defaults apply)"
     yield Finding("config file", "info", f"{settings.config_path}{present}")
@@ -211,8 +213,8 @@ def check_kernel_cache(settings: Settings, environ: Mapping[str, str]) -> Iterat
     elif fault := write_fault(folder):
         yield Finding("kernel cache", "warning", f"{folder}: {fault}; every start compiles", "--cache-dir DIR")
     else:
-        limit = _gigabytes(found.cache_size_bytes.value)
-        yield Finding("kernel cache", "info", f"{folder} ({origin}): {_gigabytes(folder_bytes(folder))} of {limit}")
+        limit = bytes_text(found.cache_size_bytes.value)
+        yield Finding("kernel cache", "info", f"{folder} ({origin}): {bytes_text(folder_bytes(folder))} of {limit}")
 
 
 def check_models(settings: Settings) -> Iterator[Finding]:
@@ -225,7 +227,7 @@ def check_models(settings: Settings) -> Iterator[Finding]:
 
 def check_token(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Whether there is a token, never what it is."""
-    home = Path(environ.get("HF_HOME") or Path(environ.get("HOME") or Path.home()) / ".cache" / "huggingface")
+    home = Path(environ.get("HF_HOME") or home_folder(environ) / ".cache" / "huggingface")
     path = Path(environ.get("HF_TOKEN_PATH") or home / "token")
     if environ.get("HF_TOKEN"):
         yield Finding("hub token", "info", "set in HF_TOKEN")
@@ -247,7 +249,3 @@ def write_fault(folder: Path) -> str | None:
             return None
     except OSError as error:
         return error.strerror or str(error)
-
-
-def _gigabytes(count: int) -> str:
-    return f"{count / 1e9:.1f} GB"

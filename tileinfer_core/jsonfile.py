@@ -15,6 +15,7 @@ from tileinfer_core.files import FileTooLargeError, read_small
 if TYPE_CHECKING:
     from pathlib import Path
 
+FETCH_AGAIN = "copy the model here again, or fetch it with `tileinfer pull`"
 MAX_BYTES = 256 << 20  # the largest tokenizer.json in the wild has about 35 MB
 
 
@@ -27,7 +28,7 @@ def read_json_object(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Any
     try:
         return parse_json_object(read_small(path, max_bytes), str(path))
     except FileNotFoundError:
-        raise DamagedModelError(f"{path}: missing", hint="fetch the model again with `tileinfer pull`") from None
+        raise DamagedModelError(f"{path}: missing", hint=FETCH_AGAIN) from None
     except FileTooLargeError as error:
         raise DamagedModelError(f"{path}: has {error.size:,} bytes, expected at most {max_bytes:,}") from None
     except OSError as error:

@@ -18,7 +18,7 @@ from tileinfer_core.compiler_settings import compiler_timeout
 from tileinfer_core.config import ModelConfig
 from tileinfer_core.errors import BackendError, BackendUnavailableError, ModelNotFoundError, UsageError
 from tileinfer_core.jsonfile import read_json_object
-from tileinfer_core.kernel_tools import MAX_WORKERS, require_compiler
+from tileinfer_core.kernel_tools import MAX_WORKERS, famous_shape, require_compiler
 from tileinfer_core.models.define import define_model
 from tileinfer_core.progress import OnProgress, ProgressEvent, silent
 
@@ -119,8 +119,10 @@ def config_of(reference: str, store: Store) -> tuple[str, ModelConfig]:
     try:
         folder = store.resolve(reference)
     except ModelNotFoundError as error:
+        if (famous := famous_shape(reference, store)) is not None:
+            return famous, ModelConfig.from_dict(config_dict(MODELS[famous]), famous)
         raise ModelNotFoundError(
-            f"{error}; without its files a census needs a known shape", hint=f"known shapes: {', '.join(MODELS)}"
+            f"{error}, nor a shape of that name", hint=f"known shapes: {', '.join(MODELS)}"
         ) from error
     return folder.name, ModelConfig.load(folder.path)
 

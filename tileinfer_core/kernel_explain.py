@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tileinfer_core.aliases import nearest as nearest_names
 from tileinfer_core.errors import BackendUnavailableError, UsageError
+from tileinfer_core.kernel_tools import require_compiler
 
 try:
     from kernels import cache, catalogue
@@ -71,8 +72,10 @@ def explain_kernel(
 
     Raises:
         UsageError: no such kernel, or a launch that can't be understood.
+        BackendUnavailableError: no tileiras.
     """
     wanted = _entries(name, arch, models)
+    require_compiler()  # its version is part of what the cache is keyed by
     store = CubinStore.beside_cache(arch)
     known = [explain.specialisation(entry.record) for entry in wanted]
     found = [_explained(known, number, entry, store) for number, entry in enumerate(wanted, 1)]

@@ -176,16 +176,21 @@ def _quantised(folder: ModelFolder) -> EngineModel:
 
 def _famous(name: str, store: Store) -> Model:
     """A model that is not on this disk, by the name that its Hub id ends with."""
-    model = lookup(name, store.aliases) or name
-    tail = model.rpartition("/")[2].lower()
-    ends = [known for known in MODELS if tail == known.lower() or tail.startswith(known.lower() + "-instruct")]
-    if model == DEMO:
-        return DEMO, MODELS[_DEMO_SHAPE], "float16"
-    if ends:
-        return model, MODELS[ends[0]], "bfloat16"
+    shape = famous_shape(name, store)
+    if shape is not None:
+        model = lookup(name, store.aliases) or name
+        return model, MODELS[shape], "float16" if model == DEMO else "bfloat16"
     near = nearest(name, [*MODELS, *store.known_names()])
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(MODELS)}, and models on this disk"
     raise UsageError(f"no model {name!r} whose shapes are known", hint=hint)
+
+
+def famous_shape(name: str, store: Store) -> str | None:
+    """The shape of a model that need not be on this disk: an alias, or the name that its Hub id ends with."""
+    model = lookup(name, store.aliases) or name
+    tail = model.rpartition("/")[2].lower()
+    ends = [known for known in MODELS if tail == known.lower() or tail.startswith(known.lower() + "-instruct")]
+    return _DEMO_SHAPE if model == DEMO else next(iter(ends), None)
 
 
 def shape_of(config: ModelConfig) -> ModelShape:
@@ -331,6 +336,8 @@ def _not_kept(results: Sequence[CompiledKernel]) -> DiskError | None:
     what = f"{len(gone)} of {len(results)} compiled kernels are not kept in {where}"
     if reason is not None:
         return DiskError(f"{what}: {reason}", hint="--cache-dir names another folder")
+    if 2 * sum(result.cubin_bytes for result in results) <= cache.size_limit():  # each lies there twice
+        return DiskError(f"{what}: another process has removed them", hint="compile them again")
     limit = f"the limit of {cache.size_limit():,} bytes is too small"
     return DiskError(f"{what}: {limit}", hint="--cache-size-bytes sets it")
 

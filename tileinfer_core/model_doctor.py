@@ -19,6 +19,7 @@ from tileinfer_core.models.define import define_from_files, define_model
 from tileinfer_core.progress import OnProgress, silent
 from tileinfer_core.prompting import PromptEncoder
 from tileinfer_core.template_lint import Linter
+from tileinfer_core.units import bytes_text
 from tileinfer_core.weight_values import bad_values
 from tileinfer_core.weights import WeightFiles
 
@@ -226,14 +227,10 @@ class _Doctor:
 def memory_line(model: ModelDefinition, weights: Weights, place: str) -> str:
     per_token, context = kv_bytes_per_token(model, weights), model.config.max_context
     short = min(4096, context)
-    total = f"{_size(total_bytes(model, weights, short))} with {short:,} tokens"
+    total = f"{bytes_text(total_bytes(model, weights, short))} with {short:,} tokens"
     if context > short:
-        total += f", {_size(total_bytes(model, weights, context))} with all {context:,}"
-    return f"{place}: weights {_size(weight_bytes(model, weights))}, {per_token:,} bytes a token; {total}"
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
+        total += f", {bytes_text(total_bytes(model, weights, context))} with all {context:,}"
+    return f"{place}: weights {bytes_text(weight_bytes(model, weights))}, {per_token:,} bytes a token; {total}"
 
 
 def _tokens_beyond(tokenizer: Tokenizer, rows: int) -> list[str]:

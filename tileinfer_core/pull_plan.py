@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from tileinfer_core.errors import DiskError, TileinferError
 from tileinfer_core.files import disk_errors
+
+# What a file system without locks says (some network ones): the work goes on without.
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL}
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -84,20 +88,39 @@ def lock_path(target: Path) -> Path:
 
 @contextlib.contextmanager
 def exclusive(target: Path, name: str, *, wait: bool = False) -> Iterator[None]:
-    """Hold the lock of one model. The system releases it when the process ends, however it ends.
+    """Hold the lock of one model. The system releases it when the process ends, however it ends. Its file goes with it.
 
     Raises:
         TileinferError: another process holds it, and this one was not asked to wait.
     """
+    path = lock_path(target)
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        file = lock_path(target).open("a+b")
-    with file:
-        try:
-            _lock(file, wait=wait)
-        except OSError:
-            raise TileinferError(f"another process is working on {name} right now", hint="wait for it to end") from None
-        yield
+    while True:
+        with disk_errors(target):
+            file = path.open("a+b")
+        with file:
+            try:
+                _lock(file, wait=wait)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    message = f"another process is working on {name} right now"
+                    raise TileinferError(message, hint="wait for it to end") from None
+            if not _is_at(file, path):
+                continue  # its last holder has removed it: who comes now makes another one
+            try:
+                yield
+            finally:
+                with contextlib.suppress(OSError):  # Windows: it is open
+                    path.unlink()
+            return
+
+
+def _is_at(file: IO[bytes], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except OSError:
+        return False
 
 
 def _lock(file: IO[bytes], *, wait: bool) -> None:

@@ -34,7 +34,7 @@ from tileinfer_core.models.define import define_from_files
 from tileinfer_core.models.structure import scale_name
 from tileinfer_core.packed_int8 import PACKED, PACKING, SHAPE, flip
 from tileinfer_core.progress import OnProgress, ProgressEvent
-from tileinfer_core.pull_plan import exclusive, lock_path
+from tileinfer_core.pull_plan import exclusive
 from tileinfer_core.quantize_recipe import HEAD, quantization_config
 from tileinfer_core.receipt import RECEIPT_NAME, Receipt, TensorError, measure_quality
 from tileinfer_core.safetensors_writer import SHARD_BYTES, ShardWriter, Target
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from tileinfer_core.quantize_recipe import ModelRecipe, Recipe, Stored
     from tileinfer_core.receipt import Quality, QualityOptions
     from tileinfer_core.store import ModelFolder
+    from tileinfer_core.tensor_pieces import Float32Array
     from tileinfer_core.weights import TensorInfo
 
 TASK = "quantize"
@@ -250,8 +251,9 @@ def execute_quantize(plan: QuantizePlan, quality: QualityOptions | None, on_prog
 
 def _execute(plan: QuantizePlan, quality: QualityOptions | None, on_progress: OnProgress) -> Receipt:
     with exclusive(plan.target, plan.name):
-        partial = fresh_folder(plan.target.with_name(plan.target.name + PARTIAL))
+        partial = plan.target.with_name(plan.target.name + PARTIAL)
         try:
+            fresh_folder(partial)
             with disk_errors(partial):
                 _copy_small_files(plan, partial)
                 errors, records = _write_weights(plan, partial, on_progress)
@@ -266,8 +268,6 @@ def _execute(plan: QuantizePlan, quality: QualityOptions | None, on_progress: On
         except BaseException:
             remove_tree(partial)
             raise
-        finally:
-            lock_path(plan.target).unlink(missing_ok=True)  # it may lie among the user's own folders
     return receipt
 
 
@@ -329,10 +329,10 @@ def _write_part(
             raise _not_finite(part)
         q = round_compensated(values, scale, factor) if factor else to_int8(values, scale)
         scales.append(scale)
-        squares += float(np.vdot(values, values))
+        squares += _square(values)
         difference = from_int8(q, scale)
         difference -= values
-        wrong += float(np.vdot(difference, difference))
+        wrong += _square(difference)
         if part.stored.packed:
             flip(q)
         writer.write(q)
@@ -342,6 +342,12 @@ def _write_part(
     if part.stored.packed:
         writer.write(np.array(part.info.shape, np.int64))
     yield TensorError(part.name, str(part.stored.int8), (wrong / squares) ** 0.5 if squares else 0.0), 0
+
+
+def _square(values: Float32Array) -> float:
+    """The sum of squares; in float64 where float32 is too small for it."""
+    total = float(np.vdot(values, values))
+    return total if math.isfinite(total) else float(np.square(values, dtype=np.float64).sum())
 
 
 def _not_finite(part: _Part) -> DamagedModelError:

@@ -7,7 +7,8 @@ beside the weights as int8_receipt.json.
 from __future__ import annotations
 
 import gzip
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import asdict, dataclass, fields
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 RECEIPT_NAME = "int8_receipt.json"
 TEXT_NAME = "SQLite documentation, the bundled text"
 TOKENS = 2048
+_LARGEST = 1e300
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +81,36 @@ class Receipt:
 
 
 def read_receipt(folder: Path) -> dict[str, Any] | None:
-    """The receipt of a model folder; None where there is none, or none that can be read."""
+    """The receipt of a model folder; None where there is none, or none that has what `Receipt` has."""
     try:
-        return read_json_object(folder / RECEIPT_NAME) if (folder / RECEIPT_NAME).is_file() else None
+        table = read_json_object(folder / RECEIPT_NAME) if (folder / RECEIPT_NAME).is_file() else {}
     except ModelError:
         return None
+    worst = table.get("worst")
+    whole = (
+        _has(table, Receipt)
+        and isinstance(worst, list)
+        and all(_has(error, TensorError) for error in worst)
+        and (_has(table["quality"], Quality) or (table["quality"] is None and isinstance(table["not_measured"], str)))
+    )
+    return table if whole else None
+
+
+_KINDS: dict[str, tuple[type, ...]] = {"str": (str,), "bool": (bool,), "int": (int,), "float": (int, float)}
+
+
+def _has(table: object, kind: type[Receipt | Quality | TensorError]) -> bool:
+    """Whether a JSON object has the plain fields of a dataclass, with numbers that are finite and not absurd."""
+    if not isinstance(table, dict):
+        return False
+    for field in fields(kind):
+        value = table.get(field.name)
+        wanted = _KINDS.get(str(field.type))
+        if field.name not in table or (wanted and not isinstance(value, wanted)):
+            return False
+        if isinstance(value, (int, float)) and not abs(value) <= _LARGEST:
+            return False
+    return True
 
 
 def bundled_text() -> str:
@@ -111,6 +138,8 @@ def measure_quality(
         )
     except TileinferError as error:
         return str(error)
+    if not math.isfinite(found.perplexity + found.reference_perplexity + found.change + found.mean_kl):
+        return f"perplexities beyond any number: {found.reference_nll:.0f} nats a token before, {found.nll:.0f} after"
     return _quality(found, names[-1])
 
 

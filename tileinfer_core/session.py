@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tileinfer_core.errors import DamagedModelError, UsageError
@@ -20,12 +20,12 @@ from tileinfer_core.jsonfile import read_json_object
 from tileinfer_core.messages import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from tileinfer_core.decode import Tally
     from tileinfer_core.engine import Engine, Request
     from tileinfer_core.events import EventStream
+    from tileinfer_core.kv_cache import KvCache
     from tileinfer_core.prompting import Prompt
 
 FILE_FORMAT = 1
@@ -33,7 +33,7 @@ KIND = "tileinfer session"
 MAX_FILE_BYTES = 64 << 20
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class SessionStats:
     """Sums over the answers of a session."""
 
@@ -42,26 +42,54 @@ class SessionStats:
     reused_tokens: int = 0
     completion_tokens: int = 0
 
-    def add(self, finished: Finished) -> None:
-        self.answers += 1
-        self.prompt_tokens += finished.usage.prompt_tokens
-        self.reused_tokens += finished.usage.reused_tokens
-        self.completion_tokens += finished.usage.completion_tokens
+    def plus(self, finished: Finished) -> SessionStats:
+        usage = finished.usage
+        return SessionStats(
+            self.answers + 1,
+            self.prompt_tokens + usage.prompt_tokens,
+            self.reused_tokens + usage.reused_tokens,
+            self.completion_tokens + usage.completion_tokens,
+        )
 
 
 @dataclass(slots=True)
 class _Turn:
     """A question whose answer is being made. `finished` stays None when it is cut short.
 
-    `replaced` is the exchange that comes back if nothing is said in its place. `thinking` is what an answer that goes
-    on has thought before, where its ids do not tell.
+    `before` are the turns that it follows, `otherwise` those that there are if nothing is said: an exchange that it
+    replaces is among them. `thinking` is what an answer that goes on has thought before, where its ids do not tell.
     """
 
     question: str
     tally: Tally
-    replaced: Sequence[Message] = ()
+    before: tuple[Message, ...]
+    otherwise: tuple[Message, ...]
     thinking: str | None = None
     finished: Finished | None = None
+
+    @property
+    def said_something(self) -> bool:
+        """Since it was asked: an answer that goes on has a text before it has said anything."""
+        if self.finished is not None:
+            return True
+        stream = self.tally.job.stream
+        return self.tally.new_tokens > 0 and bool(stream.answer or stream.thinking)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """All that changes in a session, in one value that is replaced in one step. Ctrl-C comes between any two steps,
+    and finds the session before a change or after it: no exchange is lost or there twice."""
+
+    engine: Engine
+    cache: KvCache
+    system: str | None
+    messages: tuple[Message, ...] = ()
+    output_ids: tuple[int, ...] | None = None  # of the last answer; None if it was not made here
+    complete: bool = False  # the last answer is known to have been ended by the model
+    last: Finished | None = None
+    stats: SessionStats = SessionStats()
+    turn: _Turn | None = None
 
 
 class Session:
@@ -71,27 +99,34 @@ class Session:
     """
 
     def __init__(self, engine: Engine, system: str | None = None, *, date: dt.date | None = None) -> None:
-        self.engine = engine
-        self.system = system
-        self.last: Finished | None = None
-        self.stats = SessionStats()
         self._date = date or dt.datetime.now().astimezone().date()
-        self._messages: list[Message] = []
-        self._cache = engine.new_cache()
-        self._turn: _Turn | None = None
-        self._output_ids: list[int] | None = None  # of the last answer; None if it was not made here
-        self._complete = False  # the last answer is known to have been ended by the model
+        self._now = _State(engine, engine.new_cache(), system)
+
+    @property
+    def engine(self) -> Engine:
+        return self._now.engine
+
+    @property
+    def system(self) -> str | None:
+        return self._now.system
+
+    @property
+    def last(self) -> Finished | None:
+        return self._now.last
+
+    @property
+    def stats(self) -> SessionStats:
+        return self._now.stats
 
     @property
     def messages(self) -> list[Message]:
-        self._settle()
-        return list(self._messages)
+        return list(self._settle().messages)
 
     @property
     def used_tokens(self) -> int:
         """Tokens that the conversation takes in the context, by the template, before the next question."""
         conversation = self._conversation()
-        if not self._messages:
+        if not self._now.messages:
             return 0
         return len(self.engine.encoder.encode(conversation, date=self._date, add_generation_prompt=False))
 
@@ -102,11 +137,12 @@ class Session:
             ContextLengthError: the conversation no longer fits; with both numbers.
             ModelError: the chat template refuses the conversation.
         """
-        return self._ask(self._conversation(), text, request)
+        return self._ask(self._settle().messages, text, request)
 
     @property
     def last_question(self) -> str | None:
-        return self.messages[-2].content if self.messages else None
+        messages = self._settle().messages
+        return messages[-2].content if messages else None
 
     def retry(self, request: Request, text: str | None = None) -> EventStream:
         """Ask the last question again, or `text` in its place. The old exchange is kept until something is said.
@@ -114,12 +150,11 @@ class Session:
         Raises:
             UsageError: there is no answer to replace. Otherwise as `send`.
         """
-        if not self.messages:
+        messages = self._settle().messages
+        if not messages:
             raise UsageError("there is no answer to make again")
-        *before, question, answer = self._conversation()
-        events = self._ask(before, question.content if text is None else text, request, replaced=(question, answer))
-        del self._messages[-2:]
-        return events
+        *before, question, _answer = messages
+        return self._ask(tuple(before), question.content if text is None else text, request)
 
     def go_on(self, request: Request) -> EventStream:
         """Go on with the last answer where it was cut short. The events have what is new, Finished the whole answer.
@@ -127,33 +162,36 @@ class Session:
         Raises:
             UsageError: there is no answer, or the model has ended it itself. Otherwise as `send`.
         """
-        if not self.messages:
+        now = self._settle()
+        if not now.messages:
             raise UsageError("there is no answer to go on with")
-        if self._complete:
+        if now.complete:
             raise UsageError("the last answer is complete: the model ended it itself", hint="/retry makes another one")
-        *before, question, answer = self._conversation()
-        prompt = self.engine.prompt_ids([*before, question], think=request.think, date=self._date)
-        begun, thinking = self._output_ids, None
+        *before, question, answer = now.messages
+        asked = [*self._system_message(), *before, question]
+        prompt = self.engine.prompt_ids(asked, think=request.think, date=self._date)
+        begun, thinking = now.output_ids, None
         if begun is None:
             begun, thinking = self._reread(prompt, answer), answer.thinking
-        tally, events = self.engine.start(prompt, request, self._cache, begun)
-        self._turn = _Turn(question.content, tally, (question, answer), thinking)
-        del self._messages[-2:]
-        return self._follow(self._turn, events)
+        tally, events = self.engine.start(prompt, request, now.cache, begun)
+        return self._follow(_Turn(question.content, tally, tuple(before), now.messages, thinking), events)
 
-    def _reread(self, prompt: Prompt, answer: Message) -> list[int]:
+    def _reread(self, prompt: Prompt, answer: Message) -> tuple[int, ...]:
         """The ids of an answer of which only the text is known. Its thinking is over and left out."""
-        closing = list(self.engine.encoder.closing_ids) if prompt.thinking_open else []
-        return closing + self.engine.tokenizer.encode(answer.content, special=False, add_bos=False)
+        closing = self.engine.encoder.closing_ids if prompt.thinking_open else ()
+        return (*closing, *self.engine.tokenizer.encode(answer.content, special=False, add_bos=False))
 
-    def _ask(self, before: list[Message], text: str, request: Request, replaced: Sequence[Message] = ()) -> EventStream:
-        conversation = [*before, Message("user", text)]
+    def _ask(self, before: tuple[Message, ...], text: str, request: Request) -> EventStream:
+        conversation = [*self._system_message(), *before, Message("user", text)]
         prompt = self.engine.prompt_ids(conversation, think=request.think, date=self._date)
-        tally, events = self.engine.start(prompt, request, self._cache)
-        self._turn = _Turn(text, tally, replaced)
-        return self._follow(self._turn, events)
+        tally, events = self.engine.start(prompt, request, self._now.cache)
+        return self._follow(_Turn(text, tally, before, self._now.messages), events)
 
     def _follow(self, turn: _Turn, events: EventStream) -> EventStream:
+        self._now = replace(self._now, turn=turn)
+        return self._events_of(turn, events)
+
+    def _events_of(self, turn: _Turn, events: EventStream) -> EventStream:
         try:
             with contextlib.closing(events):
                 for event in events:
@@ -161,62 +199,62 @@ class Session:
                         turn.finished = event
                     yield event
         finally:
-            if self._turn is turn:
+            if self._now.turn is turn:
                 self._settle()
 
-    def _settle(self) -> None:
+    def _settle(self) -> _State:
         """Enter the turn at hand, whole or cut short, into the history."""
-        turn, self._turn = self._turn, None
+        now, turn = self._now, self._now.turn
         if turn is None:
-            return
+            return now
         finished = turn.finished or turn.tally.finished("interrupted")
-        self.last = finished
-        self.stats.add(finished)
-        if turn.finished or finished.text or finished.thinking:
+        settled = replace(now, messages=turn.otherwise, last=finished, stats=now.stats.plus(finished), turn=None)
+        if turn.said_something:
             answer = Message("assistant", finished.text, finished.thinking or turn.thinking)
-            self._messages += [Message("user", turn.question), answer]
-            self._output_ids, self._complete = turn.tally.output_ids, finished.reason == "stop"
-        else:
-            self._messages += turn.replaced
+            settled = replace(
+                settled,
+                messages=(*turn.before, Message("user", turn.question), answer),
+                output_ids=tuple(turn.tally.output_ids),
+                complete=finished.reason == "stop",
+            )
+        self._now = settled
+        return settled
 
     def undo(self) -> str | None:
         """Take back the last question and its answer; returns the question. None: there is none."""
-        self._settle()
-        if not self._messages:
+        now = self._settle()
+        if not now.messages:
             return None
-        question = self._messages[-2].content
-        del self._messages[-2:]
-        self._output_ids, self._complete = None, False
-        return question
+        self._now = replace(now, messages=now.messages[:-2], output_ids=None, complete=False)
+        return now.messages[-2].content
 
     def clear(self) -> None:
         """Forget the conversation. The system prompt stays; the cache too, for the prefix it may share."""
-        self._settle()
-        self._messages.clear()
+        self._now = replace(self._settle(), messages=(), output_ids=None, complete=False)
 
     def adopt(self, engine: Engine) -> None:
         """Go on with another model. It reads the conversation anew, by its own template."""
-        self._settle()
-        self.engine, self._cache = engine, engine.new_cache()
-        self._output_ids = None
+        now = self._settle()
+        self._now = replace(now, engine=engine, cache=engine.new_cache(), output_ids=None)
 
     def set_system(self, system: str | None) -> None:
-        self._settle()
-        self.system = system
+        self._now = replace(self._settle(), system=system)
 
     def prompt_text(self, *, think: bool | None = None) -> str:
         """The conversation as the model reads it, special tokens and all. Before the first question: an empty one."""
         conversation = self._conversation()
-        if not self._messages:
+        asked = not self._now.messages
+        if asked:
             conversation.append(Message("user", ""))
-        asked = not self._messages
         segments = self.engine.encoder.render(conversation, think=think, date=self._date, add_generation_prompt=asked)
         return "".join(segment.text for segment in segments)
 
     def _conversation(self) -> list[Message]:
-        self._settle()
-        system = [] if self.system is None else [Message("system", self.system)]
-        return [*system, *self._messages]
+        now = self._settle()
+        return [*self._system_message(), *now.messages]
+
+    def _system_message(self) -> list[Message]:
+        return [] if self.system is None else [Message("system", self.system)]
 
     def save(self, path: Path) -> None:
         """Write the conversation as JSON.
@@ -225,9 +263,9 @@ class Session:
             UsageError: a file is there that is no saved conversation: a slip of the keyboard must not cost it.
             DiskError: it can't be written.
         """
-        self._settle()
+        messages = self._settle().messages
         _refuse_to_overwrite(path)
-        turns = [{"role": m.role, "content": m.content, "thinking": m.thinking} for m in self._messages]
+        turns = [{"role": m.role, "content": m.content, "thinking": m.thinking} for m in messages]
         table = {
             "format": FILE_FORMAT,
             "kind": KIND,
@@ -248,9 +286,8 @@ class Session:
         except DamagedModelError as error:
             raise UsageError(str(error)) from None
         system, messages = parse_session(table, str(path))
-        self._settle()
-        self.system, self._messages = system, messages
-        self._output_ids, self._complete = None, False
+        now = self._settle()
+        self._now = replace(now, system=system, messages=tuple(messages), output_ids=None, complete=False)
 
 
 def _refuse_to_overwrite(path: Path) -> None:

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tileinfer_core.errors import UsageError
-from tileinfer_core.files import FileTooLargeError, read_small
+from tileinfer_core.files import FileTooLargeError, expanded, home_folder, read_small
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -99,20 +99,22 @@ class Settings:
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, config_path: Path | None = None) -> Settings:
-        """Read the config file (absent: nothing set) and the environment, which wins over it.
+        """Read the config file and the environment, which wins over it. A file that TILEINFER_CONFIG names must be
+        there; without one nothing is set, as with /dev/null.
 
         Raises:
             UsageError: naming the key or variable, the file, and what was found.
         """
         environ = os.environ if environ is None else environ
         path = config_path or default_config_path(environ)
-        return _merge(environ, path, _read(path))
+        asked = config_path is None and bool(environ.get("TILEINFER_CONFIG"))
+        return _merge(environ, path, _read(path, required=asked))
 
 
 def default_config_path(environ: Mapping[str, str]) -> Path:
     """$TILEINFER_CONFIG, else tileinfer/config.toml under $XDG_CONFIG_HOME (default ~/.config)."""
     if explicit := environ.get("TILEINFER_CONFIG"):
-        return Path(explicit).expanduser()
+        return expanded(explicit)
     return _xdg(environ, "XDG_CONFIG_HOME", ".config") / "tileinfer" / "config.toml"
 
 
@@ -123,13 +125,17 @@ def _xdg(environ: Mapping[str, str], variable: str, fallback: str) -> Path:
 
 
 def _home(environ: Mapping[str, str]) -> Path:
-    return Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+    return home_folder(environ)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, *, required: bool) -> dict[str, Any]:
+    if str(path) == os.devnull:
+        return {}
     try:
         table = tomllib.loads(read_small(path, MAX_BYTES).decode("utf-8-sig"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # HOME=/dev/null, as services have it
+        if required:
+            raise UsageError(f"TILEINFER_CONFIG: there is no file {path}") from None
         return {}
     except FileTooLargeError as error:
         raise UsageError(f"{path}: has {error.size:,} bytes, a config file may have {MAX_BYTES:,}") from None
@@ -151,15 +157,28 @@ def _check_table(table: Mapping[str, Any], types: Mapping[str, type], path: Path
         if key not in types:
             raise UsageError(
                 f"{path}: unknown setting {prefix + key!r}",
-                hint=f"known settings: {', '.join(prefix + k for k in types)}",
+                hint=_nearest_key(key, types, prefix),
             )
         _check_type(value, types[key], path, prefix + key)
+
+
+def _nearest_key(key: str, types: Mapping[str, type], prefix: str) -> str:
+    from tileinfer_core.aliases import nearest  # noqa: PLC0415 - difflib, for a fault only
+
+    near = nearest(key, types)[:1] or (nearest(key, _SAMPLING_TYPES)[:1] if not prefix else [])
+    if not near:
+        return f"known settings: {', '.join(prefix + known for known in types)}"
+    return f"did you mean {near[0]}{'' if near[0] in types else ', in the table [sampling]'}?"
 
 
 def _check_type(value: object, wanted: type, path: Path, key: str) -> None:
     fits = type(value) in ((int, float) if wanted is float else (wanted,))  # bool is not a number here
     if not fits:
-        raise UsageError(f"{path}: {key} must be {_TYPE_WORDS[wanted]}, found {value!r}")
+        raise UsageError(f"{path}: {key} must be {_TYPE_WORDS[wanted]}, found {_as_toml(value)}")
+
+
+def _as_toml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def _merge(environ: Mapping[str, str], path: Path, table: dict[str, Any]) -> Settings:

@@ -22,10 +22,10 @@ from tileinfer_core import hub_cache
 from tileinfer_core.aliases import DEMO, INT8_SUFFIX, SHIPPED, aliases_of, is_hub_id, is_stored_name, lookup, nearest
 from tileinfer_core.completeness import PLAN_NAME, check_files, quantization, unfinished, whole_manifest
 from tileinfer_core.errors import DamagedModelError, ModelError, ModelNotFoundError, UsageError
-from tileinfer_core.files import PARTIAL, disk_errors, folder_bytes, remove_tree
+from tileinfer_core.files import PARTIAL, disk_errors, expanded, folder_bytes, remove_tree
 from tileinfer_core.manifest import MANIFEST_NAME, Manifest
 from tileinfer_core.progress import OnProgress, silent
-from tileinfer_core.pull_plan import exclusive, lock_path
+from tileinfer_core.pull_plan import exclusive
 from tileinfer_core.verify import verify_folder
 from tileinfer_core.weight_index import weight_files
 
@@ -95,13 +95,18 @@ class Store:
         if is_stored_name(source.name):
             name = source.name + INT8_SUFFIX
             return name, self.folder_of(name)
-        path = Path(source.name).expanduser().absolute()
+        path = expanded(source.name).absolute()
         target = path.with_name((path.stem if path.suffix == ".gguf" else path.name) + INT8_SUFFIX)
         return str(target), target
 
     def known_names(self) -> list[str]:
         """Everything a user could mean: aliases, and models on this disk."""
         return sorted({*SHIPPED, *self.aliases, *self._stored_names(), *hub_cache.models(self.cache)})
+
+    def names_here(self) -> list[str]:
+        """The models on this disk by every name they have, without a look at their files."""
+        models = {*self._stored_names(), *hub_cache.models(self.cache)}
+        return sorted({*models, *self.aliases, *(alias for name in models for alias in aliases_of(name, self.aliases))})
 
     # Resolving
 
@@ -261,7 +266,8 @@ class Store:
     # Removing and verifying
 
     def remove(self, reference: str) -> int:
-        """Delete a model of this store, finished or not; returns the bytes freed.
+        """Delete a model of this store, finished or not; returns the bytes freed. Of a .gguf file it is the converted
+        copy: the file stays.
 
         Raises:
             UsageError: a local folder, or a model of the Hugging Face cache: neither is TileInfer's to delete.
@@ -274,7 +280,6 @@ class Store:
                 for folder in folders:
                     freed += folder_bytes(folder)
                     remove_tree(folder)
-                lock_path(base).unlink(missing_ok=True)
         return freed
 
     def _removable(self, reference: str) -> dict[Path, Paths]:
@@ -323,7 +328,7 @@ class Store:
     def folder_to_examine(self, reference: str) -> ModelFolder:
         """Like `resolve_unchecked`, and a folder on this disk is taken as it is, whatever it lacks."""
         check_reference(reference)
-        path = Path(reference).expanduser()
+        path = expanded(reference)
         try:
             is_folder = path.is_dir()
         except OSError:  # a name too long for the file system is no path
@@ -341,7 +346,7 @@ def check_reference(reference: str) -> None:
 
 def local_path(reference: str) -> Path | None:
     """The path a reference names, or None when it is a name. A folder that exists is a path; so is ./x, ~/x, x.gguf."""
-    path = Path(reference).expanduser() if reference.startswith("~/") else Path(reference)
+    path = expanded(reference) if reference.startswith("~/") else Path(reference)
     explicit = reference.startswith(("/", "./", "../", "~/")) or reference in (".", "..") or "\\" in reference
     try:
         exists = path.exists()
@@ -380,4 +385,4 @@ def _is_copy_of(folder: Path, reference: str) -> bool:
         manifest = Manifest.load(folder)
     except ModelError:
         return False
-    return manifest is not None and manifest.source.get("path") == str(Path(reference).expanduser().absolute())
+    return manifest is not None and manifest.source.get("path") == str(expanded(reference).absolute())

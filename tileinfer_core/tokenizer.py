@@ -201,7 +201,11 @@ class Tokenizer:
 
     def piece(self, token_id: int) -> str:
         """One token by itself, for people to read: bytes that are no whole character show as U+FFFD."""
-        return (self._token_bytes(token_id, False) or b"").decode("utf-8", "replace")
+        return self.piece_bytes(token_id).decode("utf-8", "replace")
+
+    def piece_bytes(self, token_id: int) -> bytes:
+        """What `piece` shows."""
+        return self._token_bytes(token_id, False) or b""
 
     def _token_bytes(self, token_id: int, first: bool) -> bytes | None:
         """None for an id that is no token."""

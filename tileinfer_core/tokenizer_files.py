@@ -98,11 +98,20 @@ def load_backend(folder: Path) -> Backend:
         raise DamagedModelError(f"{path}: can't be read: not a regular file")
     try:
         with library_errors(str(path)):
-            backend = Backend.from_file(str(path))
+            backend = _from_file(path)
     except DamagedModelError as error:
         raise _explain(path, error) from None
     _check_post_processor(backend, path)
     return backend
+
+
+def _from_file(path: Path) -> Backend:
+    """The library takes names that are UTF-8; a file system has others."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return Backend.from_buffer(path.read_bytes())
+    return Backend.from_file(str(path))
 
 
 def _check_post_processor(backend: Backend, path: Path) -> None:

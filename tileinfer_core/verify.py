@@ -52,7 +52,7 @@ def _by_manifest(
         try:
             size = (folder.path / path).stat().st_size
             if size != record.bytes:
-                yield Finding(path, "problem", f"{record.bytes} bytes expected, {size} found", cure)
+                yield Finding(path, "problem", f"{record.bytes:,} bytes expected, {size:,} found", cure)
             elif sha256_of(folder.path / path, step) != record.sha256:
                 yield Finding(path, "problem", "its SHA-256 is not the recorded one", cure)
         except OSError as error:

@@ -22,7 +22,7 @@ import numpy as np
 from tileinfer_core.dtypes import SAFETENSORS_DTYPES, dtype_name
 from tileinfer_core.errors import DamagedModelError, ModelError, UnsupportedModelError
 from tileinfer_core.files import regular_size
-from tileinfer_core.jsonfile import parse_json_object
+from tileinfer_core.jsonfile import FETCH_AGAIN, parse_json_object
 from tileinfer_core.packed_int8 import PACKED, PACKING, SHAPE, flip
 from tileinfer_core.weight_index import some, weight_files
 
@@ -94,7 +94,7 @@ class WeightFiles:
             if absent:
                 raise DamagedModelError(
                     f"{path}: the index places {len(absent)} tensors here that the file does not have: {some(absent)}",
-                    hint="fetch the model again with `tileinfer pull`",
+                    hint=FETCH_AGAIN,
                 )
             tensors.update(
                 (name, info) for name, info in found.items() if expected_names is None or name in expected_names
@@ -198,7 +198,7 @@ def read_into(path: Path, offset: int, raw: Array) -> None:
             while view:
                 count = file.readinto(view)
                 if not count:
-                    raise DamagedModelError(f"{path}: cut off while it was read: {len(view)} more bytes expected")
+                    raise DamagedModelError(f"{path}: cut off while it was read: {len(view):,} more bytes expected")
                 view = view[count:]
     except OSError as error:
         raise ModelError(f"{path}: can't be read: {error.strerror}") from error
@@ -220,7 +220,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
                 raise _damaged(path, f"the header claims {length} bytes, the file has {size} in all")
             raw = file.read(length)
     except FileNotFoundError:
-        raise DamagedModelError(f"{path}: missing", hint="fetch the model again with `tileinfer pull`") from None
+        raise DamagedModelError(f"{path}: missing", hint=FETCH_AGAIN) from None
     except OSError as error:
         raise ModelError(f"{path}: can't be read: {error.strerror}") from error
     header = parse_json_object(raw, f"{path}: damaged: the header")
@@ -264,4 +264,4 @@ def _check_ranges(path: Path, tensors: dict[str, TensorInfo], data_start: int, s
             raise _damaged(path, f"tensor {name!r} {fault}: it starts at byte {info.offset}, expected {position}")
         position += info.bytes
     if position != size:
-        raise _damaged(path, f"{position} bytes expected, {size} found")
+        raise _damaged(path, f"{position:,} bytes expected, {size:,} found")

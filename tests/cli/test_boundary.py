@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
 
 import pytest
 
 from tileinfer_cli.app import _end
+from tileinfer_cli.render import print_json
 from tileinfer_core.errors import (
     AccessError,
     BackendUnavailableError,
@@ -88,9 +90,31 @@ def test_a_signal_wrapped_by_another_error_is_still_the_signal(below: BaseExcept
     assert streams.stderr == ""
 
 
-def test_a_long_message_breaks_between_words_on_a_terminal(recorded, monkeypatch) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    streams = recorded(tty=True)
+def test_a_long_message_breaks_between_words_on_a_terminal(recorded) -> None:
+    streams = recorded(tty=True, environ={"TERM": "xterm", "NO_COLOR": "1", "COLUMNS": "40"})
     path = "/a/very/long/path/that/is/wider/than/the/terminal/itself"
     _end(DiskError(f"no room for the file that was wanted at {path}"), streams, debug=False)
     assert streams.stderr.splitlines() == ["error: no room for the file that was", "  wanted at", f"  {path}"]
+
+
+def test_a_message_that_repeats_a_huge_name_stays_two_lines(recorded) -> None:
+    streams = recorded()
+    _end(
+        DamagedModelError(f"config.json: the model type {'x' * 100_000} is unknown", hint="y" * 10_000),
+        streams,
+        debug=False,
+    )
+    first, hint = streams.stderr.splitlines()
+    assert first.startswith("error: config.json: the model type xxx")
+    assert first.endswith("xxx is unknown")
+    assert "[… 98,8" in first
+    assert len(first) < 1300
+    assert len(hint) < 1300
+
+
+def test_json_has_null_for_numbers_that_it_has_not(recorded) -> None:
+    streams = recorded()
+    inf, nan = float("inf"), float("nan")
+    print_json(streams.out, {"a": inf, "b": [1.5, -inf, (nan, True)], "c": {"d": nan, "e": "text"}, "f": 7})
+    document = json.loads(streams.stdout, parse_constant=pytest.fail)
+    assert document == {"a": None, "b": [1.5, None, [None, True]], "c": {"d": None, "e": "text"}, "f": 7}

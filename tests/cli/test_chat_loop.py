@@ -216,6 +216,8 @@ def test_set_default_gives_a_setting_back(piped) -> None:
         ("/model gone", "no model named gone"),
         ("/set system", "/set wants NAME VALUE"),
         ("/", "no command /"),
+        ("/bye", "no command /bye; did you mean /exit?"),
+        ("/?", "no command /?; did you mean /help?"),
     ],
 )
 def test_wrong_arguments_are_named(line: str, message: str, piped) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tests.checkpoints import write_variant
@@ -80,7 +82,7 @@ def test_a_census_without_a_gpu_is_told_too(tmp_path, monkeypatch, recorded):
         raise StoppedError
 
     monkeypatch.setattr("tileinfer_core.kernel_census.census_without_gpu", census)
-    monkeypatch.setenv("TILEINFER_CONFIG", str(tmp_path / "absent.toml"))
+    monkeypatch.setenv("TILEINFER_CONFIG", os.devnull)
     where = ModelFlags(kv=KvFormat.int8, half_copies=False)
     with pytest.raises(StoppedError):
         kernels_census.run(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import weakref
+from itertools import count
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.interrupts import interrupted
 from tests.scripted_model import write_scripted_model
 from tileinfer_cli import opening
 from tileinfer_cli.chat.swap import Models
@@ -84,6 +86,29 @@ def test_the_old_model_has_the_memory_that_the_new_one_took(
     with pytest.raises(KeyboardInterrupt):
         models.replace(session, str(write_scripted_model(tmp_path / "new", ["new"])))
     assert len(taken) == 1
+
+
+def test_an_interrupt_at_any_instruction_leaves_a_model_that_answers(
+    models: Models, session: Session, tmp_path: Path, monkeypatch
+) -> None:
+    other = write_scripted_model(tmp_path / "new", ["new"])
+    engines = {name: models.open(str(tmp_path / name)) for name in ("old", "new")}
+    closed: set[str] = set()
+
+    def load(folder, *_args: object) -> Engine:
+        closed.discard(folder.path.name)
+        return engines[folder.path.name]
+
+    monkeypatch.setattr(Engine, "load", load)
+    monkeypatch.setattr(Engine, "close", lambda engine: closed.add(engine.folder.path.name))
+    for steps in count():
+        closed.clear()
+        session.adopt(engines["old"])
+        came = interrupted(lambda: models.replace(session, str(other)), steps, inside=("chat/swap.py",))
+        assert session.engine.folder.path.name not in closed, f"after {steps} instructions"
+        if not came:
+            break
+    assert session.engine is engines["new"]
 
 
 @pytest.mark.parametrize(("second", "code"), [(OutOfMemoryError("gone too"), 8), (KeyboardInterrupt(), 130)])

@@ -5,18 +5,13 @@ from __future__ import annotations
 import errno
 import io
 import os
-import sys
 from itertools import count
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tileinfer_cli.terminal import Look, TextStream, look_of, neutralise
+from tests.interrupts import interrupted
+from tileinfer_cli.terminal import Look, TextStream, keys_unseen, look_of, neutralise
 from tileinfer_core.errors import DiskError, TileinferError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
 
 
 class FakeTerminal(io.TextIOWrapper):
@@ -122,31 +117,6 @@ def test_end_line_adds_a_newline_only_where_one_is_missing() -> None:
     assert terminal.shown() == "a\nb\n"
 
 
-def interrupted(work: Callable[[], None], steps: int) -> bool:
-    """Runs `work` and raises KeyboardInterrupt before Python's instruction number `steps` of it, as a signal would.
-    Whether it came to that."""
-    left = steps
-
-    def trace(frame: FrameType, event: str, _argument: object) -> Callable[..., object]:
-        nonlocal left
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            left -= 1
-            if left < 0:
-                raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        work()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
-
-
 @pytest.mark.parametrize("styled", [False, True])
 def test_a_line_is_ended_wherever_in_a_write_a_signal_comes(*, styled: bool) -> None:
     for steps in count():
@@ -159,3 +129,31 @@ def test_a_line_is_ended_wherever_in_a_write_a_signal_comes(*, styled: bool) -> 
         if not came:
             break
     assert steps > 20
+
+
+def test_echo_is_back_wherever_a_signal_comes() -> None:
+    pty, termios = pytest.importorskip("pty"), pytest.importorskip("termios")
+    master, slave = pty.openpty()
+    try:
+        with os.fdopen(slave, closefd=False) as stdin:
+            before = termios.tcgetattr(slave)
+
+            def unseen() -> None:
+                with keys_unseen(stdin):
+                    assert not termios.tcgetattr(slave)[3] & termios.ECHO
+
+            for steps in count():
+                came = interrupted(unseen, steps)
+                assert termios.tcgetattr(slave) == before, f"after {steps} instructions"
+                if not came:
+                    break
+        assert steps > 100
+    finally:
+        os.close(slave)
+        os.close(master)
+
+
+def test_a_width_that_is_none_is_80() -> None:
+    for columns in ("", "0", "-5", "x", "9" * 5000):
+        stream = TextStream(FakeTerminal(), {"COLUMNS": columns}, name="stderr", required=False)
+        assert stream.columns == 80

@@ -16,7 +16,7 @@ import pytest
 from cutile_cache._cache import cache_lookup
 
 from kernels import compile as compiler
-from kernels.cache import cache_dir, entries
+from kernels.cache import cache_dir, clear, entries
 from kernels.compile import CompileTimeoutError, Recorded, compile_all, compile_one
 from kernels.cubin_store import CubinStore
 from kernels.processes import children
@@ -184,6 +184,9 @@ def test_a_limit_that_holds_no_model_is_an_error_of_the_command(
     monkeypatch.setenv("CUDA_TILE_CACHE_SIZE", str(1 << 30))
     kept = norms(monkeypatch)
     assert kernel_tools.failure(kept) is None
+    clear(own_cache)  # by another process, say, while they were compiled
+    assert str(kernel_tools.failure(kept)).endswith("another process has removed them")
+    kept = norms(monkeypatch)
     assert all(result.path is not None and Path(result.path).is_file() for result in kept)
     monkeypatch.setenv("CUDA_TILE_CACHE_DIR", "off")
     assert {result.path for result in norms(monkeypatch)} == {None}
@@ -223,8 +226,8 @@ def test_a_time_out_ends_the_compiler_and_what_it_runs(tmp_path: Path, monkeypat
     found = dataclasses.replace(compiler._find_compiler_bin(), path=str(script))
     monkeypatch.setattr(compiler, "_find_compiler_bin", lambda: found)
     start = time.monotonic()
-    with pytest.raises(ct.TileCompilerTimeoutError, match=r"exceeded its timeout of 0\.5 s"):
-        compiler._run_tileiras([], [], 0.5)
+    with pytest.raises(ct.TileCompilerTimeoutError, match=r"exceeded its timeout of 2 s"):
+        compiler._run_tileiras([], [], 2)  # in which a busy machine starts a shell
     assert time.monotonic() - start < 10
     below = int((tmp_path / "ptxas").read_text())
     while runs(below) and time.monotonic() - start < 20:  # a busy machine takes its time to end a killed process

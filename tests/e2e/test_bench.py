@@ -23,6 +23,16 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
+def test_a_shape_by_its_name(tileinfer: Callable[..., Any]) -> None:
+    pytest.importorskip("cuda.tile")
+    wrong = tileinfer("bench", "--random-weights", "Qwen4-5B", *QUICK)
+    assert (wrong.code, wrong.out) == (4, "")
+    assert "no model named Qwen4-5B on this disk, nor a shape of that name\n  known shapes: SmolLM2-135M" in wrong.err
+    result = tileinfer("bench", "--random-weights", "smollm2-135m", *QUICK, "--repeat", "1")
+    assert result.code == 0, result.err
+    assert "1 run of 4 tokens" in result.out
+
+
 def test_json_has_every_figure_with_its_ceiling(tileinfer: Callable[..., Any], config: Path) -> None:
     result = tileinfer("bench", "--random-weights", config, *QUICK, "--json")
     document = json.loads(result.out)
@@ -53,9 +63,9 @@ def test_the_table_and_markdown_have_the_same_rows(tileinfer: Callable[..., Any]
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--tokens", "1"), "--tokens is too small"),
-        (("--repeat", "0"), "--repeat is too small"),
-        (("--prefill", "0"), "--prefill is too small"),
+        (("--tokens", "1"), "--tokens must be at least 2, found 1"),
+        (("--repeat", "0"), "--repeat must be at least 1, found 0"),
+        (("--prefill", "0"), "--prefill must be at least 1, found 0"),
         (("--decode-at", "999"), "the context holds 256"),
     ],
 )

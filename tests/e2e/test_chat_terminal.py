@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import sys
+import termios
 import time
 from typing import TYPE_CHECKING
 
@@ -108,15 +109,81 @@ def test_a_pasted_traceback_is_one_message(terminal, hello: Path) -> None:
     assert chat.code() == 0
 
 
+@pytest.mark.parametrize("text", ["def f():\n\n/help\n", "x" * 10_000], ids=["lines", "one long line"])
+def test_what_is_pasted_into_an_answer_waits_as_one_message(text: str, terminal, endless: Path) -> None:
+    text += "end of it"
+    chat = terminal("chat", "-m", endless, "--max-tokens", "600")
+    chat.wait("\x1b[?2004h")
+    chat.ready()
+    chat.send("hi\r")
+    assert "\x1b[?2004l" not in chat.wait("tick tock")  # the terminal goes on to mark what is pasted
+    chat.send(f"{PASTE}{text}{END}")
+    chat.wait("stopped after 600 tokens")
+    chat.wait("end of it")
+    chat.send("\r")
+    chat.wait("stopped after 600 tokens")
+    chat.ready()
+    chat.send("/prompt\r")
+    chat.wait("<|im_start|>user\r\nhi<|im_end|>")
+    _, _, second = chat.wait("end of it<|im_end|>").partition("<|im_start|>user\r\n")
+    assert second + "end of it" == text.replace("\n", "\r\n")
+    chat.ready()
+    chat.send("/exit\r")
+    assert chat.code() == 0
+
+
+def test_the_terminal_is_as_it_was_after_a_chat(environment, hello: Path) -> None:
+    line = " ".join([*COMMAND, "chat", "-m", str(hello)])
+    child = pexpect.spawn("bash", ["-c", f"{line}; stty -a"], env=environment, dimensions=(24, 80), encoding="utf-8")
+    child.expect_exact("left")
+    child.send("\x04")
+    child.expect(pexpect.EOF)
+    _, _, after = child.before.rpartition("\x1b[?2004l")
+    assert re.search(r"[^-]icanon", after)
+    assert re.search(r"[^-]echo ", after)
+
+
+def modes(child) -> int:
+    return termios.tcgetattr(child.child_fd)[3]
+
+
+def test_a_chat_that_was_stopped_goes_on(environment, endless: Path) -> None:
+    """Ctrl-Z at the prompt and in an answer: a shell sets the terminal as it likes it, and fg brings the chat back."""
+    line = " ".join([*COMMAND, "chat", "-m", str(endless)])
+    child = pexpect.spawn(
+        "bash", ["--norc", "-i"], env=environment | {"PS1": "$ "}, dimensions=(24, 80), encoding="utf-8"
+    )
+    child.sendline(line)
+    child.expect_exact("left")
+    child.send("half\x1a")
+    child.expect_exact("Stopped")
+    child.sendline("fg")
+    child.expect_exact("half")
+    child.send(" done\r")
+    child.expect_exact("tick tock")
+    child.send("\x1a")
+    child.expect_exact("Stopped")
+    child.sendline("fg")
+    child.expect_exact("tick tock")
+    assert not modes(child) & (termios.ECHO | termios.ICANON)
+    child.send("\x03")
+    child.expect_exact("interrupted")
+    child.expect_exact("left")
+    child.send("/prompt\r")
+    child.expect_exact("half done<|im_end|>")
+    child.expect_exact("left")
+    child.send("/exit\r")
+    child.expect_exact("$ ")
+    child.close(force=True)
+
+
 def test_ctrl_c_stops_an_answer_and_keeps_the_session(terminal, endless: Path) -> None:
     chat = terminal("chat", "-m", endless)
     chat.ready()
     chat.send("hi\r")
     chat.wait("tick tock")
-    pressed = time.monotonic()
-    chat.send("\x03")
+    chat.send("\x03")  # the whole answer would take minutes
     chat.wait("interrupted")
-    assert time.monotonic() - pressed < 1
     chat.ready()
     chat.send("/prompt\r")
     chat.wait("<|im_start|>assistant\r\n")
@@ -248,11 +315,12 @@ def test_ctrl_c_while_loading_leaves(terminal, hello: Path, tmp_path: Path, envi
     assert "Traceback" not in chat.child.before
 
 
-def test_sigterm_at_the_prompt_puts_the_terminal_in_order(terminal, hello: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_at_the_prompt_puts_the_terminal_in_order(terminal, hello: Path, number: int, code: int) -> None:
     chat = terminal("chat", "-m", hello)
     chat.ready()
-    chat.child.kill(signal.SIGTERM)
-    assert chat.code() == 143
+    chat.child.kill(number)
+    assert chat.code() == code
     assert "\x1b[?2004l" in chat.child.before  # bracketed paste is off again
 
 

@@ -78,6 +78,8 @@ def test_list_and_show(demo, demo_home: Path) -> None:
     assert shown.code == 0
     assert "8,192 tokens" in shown.out
     assert str(demo_home) in shown.out
+    on_cpu = document["backend"]["name"] == "cpu"
+    assert ("keys and values, as float32; kv bf16 (default)" in shown.out) == on_cpu
 
 
 def test_eval_measures_the_perplexity(demo, tmp_path: Path) -> None:
@@ -88,6 +90,7 @@ def test_eval_measures_the_perplexity(demo, tmp_path: Path) -> None:
     assert document["perplexity"] == pytest.approx(math.exp(document["nll"]), rel=1e-6)
     assert 1 < document["perplexity"] < 50
     assert demo("eval", file).out == f"perplexity {document['perplexity']:.4f}\n"
+    assert demo("eval", "-", stdin=file.read_bytes()).out == demo("eval", file).out
     assert demo("eval", tmp_path / "missing").code == 2
 
 
@@ -102,6 +105,7 @@ def test_verify_finds_a_flipped_byte_and_pull_mends_it(demo, demo_home: Path, tm
     result = demo("verify", "demo", **home)
     assert result.code == 7
     assert "model.safetensors" in result.out
+    assert "tileinfer pull demo" in result.err
     assert demo("pull", "demo", timeout=300, **home).code == 0
     assert demo("verify", "demo", **home).code == 0
 

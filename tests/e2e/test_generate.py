@@ -182,6 +182,8 @@ def test_tokens_shows_pieces_and_count(tileinfer, hello: Path) -> None:
     assert result.out.splitlines()[0].endswith("'h'")
     assert result.out.splitlines()[-1].endswith(r"'\n'")
     assert result.err == "3 tokens\n"
+    one_character = tileinfer("tokens", "--raw", "é", "-m", hello).out.split()
+    assert one_character[1::2] == [r"'\xc3'", r"'\xa9'"]
     pieces = json.loads(tileinfer("tokens", "hi", "-m", hello, "--json").out)
     assert all(set(piece) == {"id", "text"} for piece in pieces)
     assert pieces[0]["text"] == "<|im_start|>"

@@ -115,8 +115,13 @@ def test_a_kernel_that_does_not_compile(with_fault, tiny: Path) -> None:
     assert "rms_norm_kernel" not in done.stdout
 
 
-def test_no_compiler(with_fault) -> None:
-    done = with_fault(WITHOUT_COMPILER, "kernels", "compile", "--arch", "sm_90")
+@pytest.mark.parametrize(
+    "command",
+    [["compile"], ["explain", "rms_norm", "-m", "Qwen3-0.6B"], ["census", "-m", "Qwen3-0.6B"], ["probe", "padding"]],
+    ids=lambda command: command[0],
+)
+def test_no_compiler(command: list[str], with_fault) -> None:
+    done = with_fault(WITHOUT_COMPILER, "kernels", *command, "--arch", "sm_90")
     assert done.returncode == 8
     assert done.stdout == ""
     assert done.stderr == (

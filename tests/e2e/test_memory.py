@@ -70,10 +70,10 @@ def run_within(extra: int, environment: dict[str, str], *args: str | Path, stdin
 
 
 def test_weights_that_do_not_fit_are_code_8_with_their_size(environment, tmp_path: Path) -> None:
-    model = write_hollow_model(tmp_path / "wide", intermediate_size=400_000)  # 2.3 GiB as float32
+    model = write_hollow_model(tmp_path / "wide", intermediate_size=400_000)  # 2.5 GB as float32
     code, out, err = run_within(512 * MIB, environment, "generate", "hi", "-m", model, "--backend", "cpu")
     assert (code, out) == (8, ""), err
-    assert re.search(r"error: .*2\.3 GiB .*float32.*\n  a smaller model needs less", err), err
+    assert re.search(r"error: .*2\.5 GB .*float32.*\n  a smaller model needs less", err), err
     assert len(err.splitlines()) == 2
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -89,6 +90,7 @@ def test_a_flipped_byte(tileinfer: Callable[..., Result], hub: HubServer, home: 
     data[-1] ^= 1
     path.write_bytes(data)
     found = tileinfer("verify", NAME)
+    assert found.err.endswith(f"1 of 1 checks failed\n  tileinfer pull {NAME}\n")
     assert found.code == 7
     assert WEIGHTS in found.out + found.err
     hub.requests.clear()
@@ -165,6 +167,16 @@ def test_names_that_are_none(tileinfer: Callable[..., Result], hub: HubServer, c
     assert "Traceback" not in result.err
     assert name in result.err or "\x1b" in name
     assert hub.requests == []
+
+
+def test_a_damaged_folder_of_ones_own_is_not_said_to_be_pulled_again(
+    tileinfer: Callable[..., Result], hello: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(hello, tmp_path / "mine")
+    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-1])
+    found = tileinfer("verify", folder)
+    assert found.code == 7
+    assert found.err == f"error: {folder}: 1 of 1 checks failed\n"
 
 
 def test_what_is_not_ours_is_not_removed(tileinfer: Callable[..., Result], hello: Path) -> None:

@@ -86,12 +86,16 @@ def start(environment: dict[str, str], model: Path) -> subprocess.Popen[str]:
     raise AssertionError("it ended before it measured anything")
 
 
-def test_ctrl_c_leaves_nothing(environment: dict[str, str], model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129)])
+def test_a_signal_leaves_nothing(
+    environment: dict[str, str], model: Path, tmp_path: Path, number: int, code: int
+) -> None:
+    """Ctrl-C, or the end of the terminal: gigabytes may be half written."""
     run = start(environment, model)
     started = time.monotonic()
-    run.send_signal(signal.SIGINT)
+    run.send_signal(number)
     out, err = run.communicate(timeout=30)
-    assert run.returncode == 130
+    assert run.returncode == code
     assert time.monotonic() - started < 5
     assert out == ""
     assert "Traceback" not in err
@@ -147,6 +151,17 @@ def test_two_runs_at_once(tileinfer: Callable[..., Result], environment: dict[st
     run.communicate(timeout=30)
     assert second.code == 1
     assert "another process is working on" in second.err
+
+
+def test_verify_of_a_damaged_int8_model_says_how_it_is_made_again(
+    tileinfer: Callable[..., Result], model: Path, tmp_path: Path
+) -> None:
+    tileinfer("quantize", model, "--eval-tokens", "0", "-q")
+    weights = tmp_path / "parrot-int8" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    done = tileinfer("verify", tmp_path / "parrot-int8")
+    assert done.code == 7
+    assert done.err.splitlines()[1] == f"  tileinfer quantize {model} --force"
 
 
 # Refusals

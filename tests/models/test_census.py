@@ -272,8 +272,9 @@ def test_steps_that_there_are_not(kind, tokens, context, says):
 
 
 def test_models_by_name(store, tmp_path):
-    assert config_of("qwen3-4b", store)[1].hidden_size == MODELS["Qwen3-4B"].hidden
-    with pytest.raises(ModelNotFoundError, match="without its files a census needs a known shape"):
+    for name in ("qwen3-4b", "qwen3:4b", "Qwen/Qwen3-4B"):
+        assert config_of(name, store)[1].hidden_size == MODELS["Qwen3-4B"].hidden
+    with pytest.raises(ModelNotFoundError, match="nor a shape of that name"):
         config_of("org/absent", store)
 
 

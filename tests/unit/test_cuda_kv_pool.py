@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+from itertools import count
 
 import numpy as np
 import pytest
 
+from tests.interrupts import interrupted
 from tests.reference.tiny_models import VARIANTS
 from tileinfer_core.backends.cuda.interpreted import InterpretedDevice
 from tileinfer_core.backends.cuda.kv_pool import SCRATCH_PAGE, BlockTable, KvPool, SequencePages
@@ -91,6 +93,43 @@ def test_truncated_and_dropped_sequences_give_their_pages_back(pool):
     gc.collect()
     assert pool.free_tokens == 5 * 64
     assert sorted(pool.take(5)) == [1, 2, 3, 4, 5]
+
+
+ACTIONS = {"grow": lambda cache: grow(cache, 128), "truncate": lambda cache: cache.truncate(10)}
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_an_interrupt_at_any_instruction_loses_no_page_and_gives_none_twice(name):
+    for steps in count():
+        pool = KvPool(InterpretedDevice(), STRUCTURE, layers=1, pages=6, dtype="bfloat16")
+        cache, other = cache_of(pool), cache_of(pool)
+        grow(cache, 128)
+        grow(other, 64)
+        came = interrupted(lambda cache=cache: ACTIONS[name](cache), steps, inside=("kv_pool.py", "kv_cache.py"))
+        cache.truncate(1)
+        grow(other, 64)
+        grow(cache, 64)
+        grow(other, 64)  # all five are in use: 2 and 3
+        pages = [*cache.block_table, *other.block_table]
+        assert sorted(pages) == [1, 2, 3, 4, 5], f"after {steps} instructions"
+        if not came:
+            break
+    assert steps > 50
+
+
+def test_an_interrupted_update_of_the_block_table_is_made_again():
+    device = InterpretedDevice()
+    for steps in count():
+        table = BlockTable(device, 20)
+        table.update([3, 1, 2])
+        came = interrupted(lambda table=table: table.update([3, 1, 9, 4]), steps, inside=("kv_pool.py",))
+        for pages in ([3, 1, 2], [3, 1]):
+            table.update(pages)
+            held = device.download(table.array).tolist()
+            assert held == pages + [SCRATCH_PAGE] * (32 - len(pages)), f"after {steps} instructions"
+        if not came:
+            break
+    assert steps > 50
 
 
 def test_the_block_table_is_padded_to_16_and_ends_in_scratch():

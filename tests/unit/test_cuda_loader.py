@@ -83,7 +83,7 @@ def test_a_file_that_shrank_since_its_header_was_read_is_named(tmp_path):
     arrays = allocate(model, device, "bfloat16")
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1000])
-    with pytest.raises(DamagedModelError, match=r"model\.safetensors: cut off.*1000 more bytes"):
+    with pytest.raises(DamagedModelError, match=r"model\.safetensors: cut off.*1,000 more bytes"):
         load_weights(model, files, arrays, device, silent)
 
 

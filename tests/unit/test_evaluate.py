@@ -99,3 +99,11 @@ def test_progress_reaches_the_end(random_engine):
     events = []
     perplexity(random_engine, TEXT, window=50, on_progress=events.append)
     assert events[-1].done == events[-1].total == len(TEXT)
+
+
+def test_a_perplexity_beyond_any_number_is_infinite(tmp_path):
+    engine = Engine.load(write_scripted_model(tmp_path / "m", ["a"]))
+    engine.runner._weights.lm_head[:] *= 1e5
+    result = perplexity(engine, TEXT)
+    assert result.nll > 710
+    assert result.perplexity == math.inf

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import signal
+import threading
+import time
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.interrupts import interrupted
+from tileinfer_core import files
 from tileinfer_core.chat_template import ChatTemplate
 from tileinfer_core.config import ModelConfig
 from tileinfer_core.errors import ModelError, TileinferError, UsageError
-from tileinfer_core.files import FileTooLargeError, read_small, regular_size
+from tileinfer_core.files import FileTooLargeError, publish, read_small, regular_size, write_atomic
 from tileinfer_core.gguf_import.container import GgufFile
 from tileinfer_core.hub_cache import snapshot
 from tileinfer_core.manifest import Manifest
+from tileinfer_core.pull_plan import exclusive
 from tileinfer_core.settings import Settings
 from tileinfer_core.store import Store
 from tileinfer_core.tokenizer_files import load_backend
@@ -111,3 +119,142 @@ def test_no_error_of_a_hostile_config_file_is_a_fault(tmp_path: Path) -> None:
             Settings.load({}, path)
     path.write_bytes(b"\xef\xbb\xbfmax_tokens = 2\n")
     assert Settings.load({}, path).max_tokens.value == 2
+
+
+# Giving a finished folder its name
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def made(path: Path, content: str) -> Path:
+    path.mkdir()
+    (path / "file").write_text(content)
+    return path
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_folder_takes_the_place_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, at_once: bool) -> None:
+    if not at_once:
+        monkeypatch.setattr(files, "_exchange", lambda *_: False)
+    target = tmp_path / "target"
+    for content in ("first", "second"):
+        publish(made(tmp_path / "target.partial", content), target)
+        assert (target / "file").read_text() == content
+        assert names(tmp_path) == ["target"]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_in_the_place_of_a_folder_goes_and_what_it_names_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, at_once: bool, there: bool
+) -> None:
+    """A model that was moved to another disk, which may not be mounted now."""
+    if not at_once:
+        monkeypatch.setattr(files, "_exchange", lambda *_: False)
+    elsewhere = tmp_path / "elsewhere"
+    if there:
+        made(elsewhere, "old")
+    target = tmp_path / "target"
+    target.symlink_to(elsewhere)
+    publish(made(tmp_path / "target.partial", "new"), target)
+    assert not target.is_symlink()
+    assert (target / "file").read_text() == "new"
+    assert names(tmp_path) == (["elsewhere", "target"] if there else ["target"])
+    assert not there or (elsewhere / "file").read_text() == "old"
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_an_interrupt_at_any_instruction_leaves_the_old_folder_or_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, at_once: bool
+) -> None:
+    if not at_once:
+        monkeypatch.setattr(files, "_exchange", lambda *_: False)
+    target, partial = tmp_path / "target", tmp_path / "target.partial"
+    for steps in count():
+        for path in tmp_path.iterdir():
+            shutil.rmtree(path)
+        made(target, "old")
+        made(partial, "new")
+        came = interrupted(lambda: publish(partial, target), steps, inside=("files.py",))
+        assert (target / "file").read_text() in ("old", "new"), f"after {steps} instructions"
+        if not came:
+            break
+    assert (target / "file").read_text() == "new"
+    assert steps > 100
+
+
+# Small files
+
+
+def test_a_file_keeps_its_mode_and_a_link_stays_a_link(tmp_path: Path) -> None:
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.write_text("old")
+    real.chmod(0o600)
+    link.symlink_to(real)
+    write_atomic(link, "new")
+    assert link.is_symlink()
+    assert real.read_text() == "new"
+    assert real.stat().st_mode & 0o777 == 0o600
+    assert names(tmp_path) == ["link", "real"]
+
+
+def test_two_that_write_the_same_file_do_not_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second begins while the first is at work: what the first publishes is its own."""
+    path, real = tmp_path / "file", os.fsync
+
+    def between(handle: int) -> None:
+        monkeypatch.setattr(os, "fsync", real)
+        monkeypatch.setattr(os, "getpid", lambda: 1)
+        write_atomic(path, "second")
+        assert path.read_text() == "second"
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", between)
+    write_atomic(path, "first")
+    assert path.read_text() == "first"
+    assert names(tmp_path) == ["file"]
+
+
+# Locks
+
+
+def test_a_lock_whose_file_was_removed_is_no_lock(tmp_path: Path) -> None:
+    """Who waited for the one that removed it must not share the place with who came after."""
+    target, order = tmp_path / "model", []
+    inside, leave = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with exclusive(target, "model"):
+            inside.set()
+            leave.wait(5)
+            order.append("first")
+
+    def waits() -> None:
+        with exclusive(target, "model", wait=True):
+            order.append("waits")
+            with pytest.raises(TileinferError, match="another process"), exclusive(target, "model"):
+                order.append("too much")
+
+    threads = [threading.Thread(target=work) for work in (first, waits)]
+    threads[0].start()
+    inside.wait(5)
+    threads[1].start()
+    time.sleep(0.05)
+    leave.set()
+    for thread in threads:
+        thread.join()
+    assert order == ["first", "waits"]
+    assert names(tmp_path) == []
+
+
+def test_a_file_system_without_locks_is_worked_on_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fcntl = pytest.importorskip("fcntl")
+
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with exclusive(tmp_path / "model", "model"):
+        pass

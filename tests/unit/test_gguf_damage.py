@@ -114,7 +114,7 @@ def test_cut_off_anywhere(tmp_path: Path, whole: bytes) -> None:
 
 
 def test_one_block_appended(tmp_path: Path, whole: bytes) -> None:
-    assert f"{len(whole)} bytes expected, {len(whole) + 1} found" in refusal(tmp_path, whole + b"\0")
+    assert f"{len(whole):,} bytes expected, {len(whole) + 1:,} found" in refusal(tmp_path, whole + b"\0")
 
 
 def test_flipped_bytes_convert_or_are_refused(tmp_path: Path, whole: bytes) -> None:
@@ -162,10 +162,10 @@ def test_absurd_counts_cost_no_memory_and_no_time(tmp_path: Path, kind: int, cou
     for content in bodies:
         (tmp_path / "bad.gguf").write_bytes(content)
         tracemalloc.start()
-        start = time.monotonic()
+        start = time.process_time()
         with pytest.raises(DamagedModelError):
             GgufFile.open(tmp_path / "bad.gguf")
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 1 << 20
-        assert time.monotonic() - start < 1
+        assert time.process_time() - start < 1

@@ -217,3 +217,11 @@ def test_no_file_can_make_it_fail(tmp_path, content):
 def test_a_folder_with_nothing_in_it(tmp_path):
     assert worst(diagnose_model(tmp_path)) == 3
     assert worst(diagnose_model(tmp_path / "not there")) == 3
+
+
+@pytest.mark.parametrize("key", ["top_k", "max_new_tokens", "bos_token_id"])
+def test_whole_numbers_of_any_length_are_a_finding(tmp_path, key):
+    write(tmp_path)
+    for value in (2**64, 10**400):
+        (tmp_path / "generation_config.json").write_text(json.dumps({key: value}))
+        assert f"{key} must be a whole number" in the(diagnose_model(tmp_path), "generation", "problem")

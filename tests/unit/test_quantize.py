@@ -25,7 +25,7 @@ from tileinfer_core.progress import silent
 from tileinfer_core.quantization import Int8
 from tileinfer_core.quantize import execute_quantize, plan_quantize
 from tileinfer_core.quantize_recipe import Recipe
-from tileinfer_core.receipt import QualityOptions, bundled_text, read_receipt
+from tileinfer_core.receipt import RECEIPT_NAME, QualityOptions, bundled_text, read_receipt
 from tileinfer_core.store import ModelFolder, Store
 from tileinfer_core.verify import verify_folder
 from tileinfer_core.weight_index import INDEX_NAME
@@ -230,6 +230,46 @@ def test_the_receipt_counts_and_measures(tmp_path):
     assert quality.agreement > 0.9
     worst = [error.relative_error for error in receipt.worst]
     assert worst == sorted(worst, reverse=True)
+
+
+def test_a_loss_beyond_any_number_is_said_and_costs_no_work(tmp_path):
+    source = write_scripted_model(tmp_path / "source", ["Hi"])
+    arrays = {name: WeightFiles.open(source).read(name) for name in WeightFiles.open(source).names}
+    write_safetensors(source / "model.safetensors", arrays | {"lm_head.weight": arrays["lm_head.weight"] * 1e5})
+    plan = plan_quantize(folder_of(source), tmp_path / "int8", "int8", Recipe())
+    receipt = execute_quantize(plan, QualityOptions("cpu", 50), silent)
+    assert receipt.quality is None
+    assert "beyond any number" in receipt.not_measured
+    assert read_receipt(tmp_path / "int8")["not_measured"] == receipt.not_measured
+
+
+def test_weights_whose_squares_are_beyond_float32_have_an_error_too(tmp_path):
+    arrays = tensors(UNTIED)
+    name = "model.layers.0.mlp.up_proj.weight"
+    source = write_checkpoint(tmp_path / "source", VARIANTS[UNTIED], arrays | {name: arrays[name] * np.float32(1e30)})
+    found = {error.name: error.relative_error for error in make(source, tmp_path / "int8", Recipe(0)).worst}
+    assert name in found
+    assert all(0 < error < 0.02 for error in found.values())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("recipe", None), ("calibrated", 1), ("bytes_before", 1.5), ("bytes_per_weight", float("nan")),
+        ("bytes_after", 10**400), ("worst", {}), ("worst", [3]), ("worst", [{"name": "x"}]), ("quality", {}),
+        ("quality", 7), ("not_measured", None),
+    ],
+)  # fmt: skip
+def test_a_receipt_that_lacks_something_counts_as_none(tmp_path, key, value):
+    make(write_variant(tmp_path / "source", UNTIED), tmp_path / "int8")
+    table = read_receipt(tmp_path / "int8")
+    path = tmp_path / "int8" / RECEIPT_NAME
+    path.write_text(json.dumps(table | {key: value}))
+    assert read_receipt(tmp_path / "int8") is None
+    path.write_text(json.dumps({k: v for k, v in table.items() if k != key}))
+    assert read_receipt(tmp_path / "int8") is None
+    path.write_text(json.dumps(table | {"later": 1}))
+    assert read_receipt(tmp_path / "int8") == table | {"later": 1}
 
 
 def test_relative_errors_are_what_they_say(tmp_path):

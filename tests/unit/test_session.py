@@ -77,7 +77,7 @@ def test_old_thinking_that_the_template_drops_costs_only_the_suffix(session):
     """Five turns: what is reused is the longest common prefix of ids, not a count of messages."""
     chat = session(["<think>", "hm", "</think>", "Yes"], thinking=True, template=DROPPING)
     for turn in range(5):
-        held = list(chat._cache.token_ids)
+        held = list(chat._now.cache.token_ids)
         conversation = [*chat.messages, Message("user", f"q{turn}")]
         ids = list(chat.engine.prompt_ids(conversation))
         common = next((i for i, (a, b) in enumerate(zip(held, ids, strict=False)) if a != b), min(len(held), len(ids)))
@@ -93,7 +93,7 @@ def test_the_date_is_fixed_for_the_session(session):
     chat._date = dt.date(2020, 2, 29)
     for ask in (lambda: chat.send("hello", REQUEST), lambda: chat.retry(REQUEST)):
         list(ask())
-        read = chat.engine.tokenizer.decode(chat._cache.token_ids, skip_special=False)
+        read = chat.engine.tokenizer.decode(chat._now.cache.token_ids, skip_special=False)
         assert read.startswith("2020-02-29")
     assert chat.prompt_text().startswith("2020-02-29")
 

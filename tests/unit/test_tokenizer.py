@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
+from pathlib import Path
 
 import pytest
 import tokenizers
@@ -304,3 +306,16 @@ def test_the_library_keeps_what_the_aliases_rest_on():
     assert think not in backend.encode("<think>").ids
     backend.add_tokens([AddedToken("\U00100000a", normalized=False, special=False)])
     assert backend.encode("x\U00100000ay").tokens == ["x", "\U00100000a", "y"]
+
+
+def test_a_folder_whose_name_is_not_utf8(tmp_path):
+    """The library takes names as UTF-8 text."""
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/mod\xff\xfeel"))
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("this file system has names in UTF-8 alone")
+    for file in (TOKENIZERS / "smollm").iterdir():
+        shutil.copy(file, folder)
+    there, here = Tokenizer.load(folder, ROWS), tokenizer("smollm")
+    assert there.encode("hello world", special=False) == here.encode("hello world", special=False)

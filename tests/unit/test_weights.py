@@ -128,7 +128,7 @@ def test_a_file_cut_off_names_both_sizes(tmp_path: Path, cut: int) -> None:
     whole = path.stat().st_size
     with path.open("r+b") as file:
         file.truncate(whole - cut)
-    with pytest.raises(DamagedModelError, match=f"{whole} bytes expected, {whole - cut} found") as caught:
+    with pytest.raises(DamagedModelError, match=f"{whole:,} bytes expected, {whole - cut:,} found") as caught:
         WeightFiles.open(tmp_path)
     assert str(path) in str(caught.value)
 
@@ -139,7 +139,7 @@ def test_one_byte_appended(tmp_path: Path) -> None:
     whole = path.stat().st_size
     with path.open("ab") as file:
         file.write(b"\0")
-    with pytest.raises(DamagedModelError, match=f"{whole} bytes expected, {whole + 1} found"):
+    with pytest.raises(DamagedModelError, match=f"{whole:,} bytes expected, {whole + 1:,} found"):
         WeightFiles.open(tmp_path)
 
 

@@ -14,19 +14,27 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tileinfer_cli.patience import read_line
 from tileinfer_cli.prompt import MAX_PROMPT_BYTES, decode_utf8
+from tileinfer_cli.terminal import ending_signals
 from tileinfer_core.errors import ContextLengthError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+    from prompt_toolkit.document import Document
     from prompt_toolkit.formatted_text import AnyFormattedText
     from prompt_toolkit.history import History
     from prompt_toolkit.key_binding import KeyBindings
+    from prompt_toolkit.output.vt100 import Vt100_Output
 
     from tileinfer_cli.terminal import Streams, TextStream
+
+    # From a text to (where the word begins that is completed, what it may become).
+    Complete = Callable[[str], Iterable[tuple[int, str]]]
 
 PROMPT = "› "
 BLOCK = '"""'
@@ -87,7 +95,7 @@ class LineReader:
             return None
         if self._prompt_on is not None:
             self._prompt_on.write(PROMPT)
-        data: bytes = self._source.readline(MAX_PROMPT_BYTES + 1)
+        data = read_line(self._source, MAX_PROMPT_BYTES + 1)
         if len(data) > MAX_PROMPT_BYTES:
             raise ContextLengthError(f"a line has more than {MAX_PROMPT_BYTES:,} bytes")
         return decode_utf8(data, "stdin").rstrip("\r\n") if data else None
@@ -99,18 +107,19 @@ class LineEditor:
     interactive = True
 
     def __init__(
-        self, canvas: TextStream, err: TextStream, history: Path, commands: Iterable[str], status: Callable[[], str]
+        self, canvas: TextStream, err: TextStream, history: Path, complete: Complete, status: Callable[[], str]
     ) -> None:
         self._status = status
         self._leaving = False  # Ctrl-C was the last key
         self._editing = False
-        self._session = _new_session(canvas, open_history(history, err), sorted(commands), self)
+        self._session = _new_session(canvas, open_history(history, err), complete, self)
 
     def placeholder(self) -> AnyFormattedText:
-        """Shown after the prompt while the line is empty, and gone with the first key: nothing is left behind."""
+        """Shown after the prompt while the line is empty, and gone with the first key: nothing is left behind. A search
+        (Ctrl-R) shows what it finds in an empty line."""
         from prompt_toolkit.application import get_app
 
-        if get_app().is_done:
+        if get_app().is_done or get_app().layout.is_searching:
             return []
         return [("class:placeholder", _LEAVE_HINT if self._leaving else self._status())]
 
@@ -136,30 +145,38 @@ class LineEditor:
         return text if text.strip() else None
 
     def _prompt(self, text: str) -> str:
-        handler = signal.getsignal(signal.SIGTERM)
+        handlers = {number: signal.getsignal(number) for number in ending_signals()}
         try:
-            text = self._session.prompt(PROMPT, default=text, pre_run=self._leave_on_sigterm)
+            text = self._session.prompt(PROMPT, default=text, pre_run=self._leave_on_signals)
         finally:
-            signal.signal(signal.SIGTERM, handler)  # the event loop has put the default back
+            for number, handler in handlers.items():
+                signal.signal(number, handler)  # the event loop has put the default back
         if any("\ud800" <= char <= "\udfff" for char in text):
             raise UsageError("the message is not UTF-8 text")
         return text
 
-    def _leave_on_sigterm(self) -> None:
+    def _leave_on_signals(self) -> None:
         """An exception of a signal handler inside the event loop would leave the terminal in raw mode."""
         import asyncio
 
-        app = self._session.app
-        leave = SystemExit(128 + signal.SIGTERM)
-        with contextlib.suppress(NotImplementedError):  # Windows
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: app.exit(exception=leave))
+        loop, app = asyncio.get_running_loop(), self._session.app
+
+        def leave(number: int) -> None:
+            if not app.is_done:  # by another signal, or by Enter
+                app.exit(exception=SystemExit(128 + number))
+
+        for number in ending_signals():
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                with contextlib.suppress(NotImplementedError):  # Windows
+                    loop.add_signal_handler(number, leave, number)
 
     def bindings(self) -> KeyBindings:
+        from prompt_toolkit.filters import is_searching
         from prompt_toolkit.key_binding import KeyBindings
 
-        keys = KeyBindings()
+        keys, editing = KeyBindings(), ~is_searching  # a search has an Enter and a Ctrl-C of its own
 
-        @keys.add("enter")
+        @keys.add("enter", filter=editing)
         def _send(event: Any) -> None:
             event.current_buffer.validate_and_handle()
 
@@ -167,8 +184,8 @@ class LineEditor:
         def _new_line(event: Any) -> None:
             event.current_buffer.insert_text("\n")
 
-        @keys.add("c-c")
-        @keys.add("<sigint>")
+        @keys.add("c-c", filter=editing)
+        @keys.add("<sigint>", filter=editing)
         def _clear_or_leave(event: Any) -> None:
             if self._leaving or self._editing:
                 event.app.exit(exception=KeyboardInterrupt())
@@ -181,44 +198,82 @@ class LineEditor:
         self._leaving = False
 
 
-def new_reader(streams: Streams, history: Path, commands: Iterable[str], status: Callable[[], str]) -> Reader:
-    """The editor where a person types and a stream can be drawn on; plain lines elsewhere."""
-    canvas = next((stream for stream in (streams.err, streams.out) if stream.look.motion), None)
-    if streams.stdin_is_terminal and canvas is not None:
-        return LineEditor(canvas, streams.err, history, commands, status)
+def canvas_of(streams: Streams) -> TextStream | None:
+    """What a line editor can be drawn on, where a person types; None where lines have to do."""
+    drawable = (stream for stream in (streams.err, streams.out) if stream.look.motion)
+    return next(drawable, None) if streams.stdin_is_terminal else None
+
+
+def new_reader(
+    streams: Streams, canvas: TextStream | None, history: Path, complete: Complete, status: Callable[[], str]
+) -> Reader:
+    """The editor, drawn on `canvas` of canvas_of; plain lines where there is none."""
+    if canvas is not None:
+        return LineEditor(canvas, streams.err, history, complete, status)
     return LineReader(streams)
 
 
-def _new_session(canvas: TextStream, history: History, commands: list[str], editor: LineEditor) -> PromptSession[str]:
+def _new_session(canvas: TextStream, history: History, complete: Complete, editor: LineEditor) -> PromptSession[str]:
     from prompt_toolkit import PromptSession
-    from prompt_toolkit.completion import WordCompleter
-    from prompt_toolkit.data_structures import Size
     from prompt_toolkit.filters import Condition
-    from prompt_toolkit.output.vt100 import Vt100_Output
+    from prompt_toolkit.layout.processors import TabsProcessor
+    from prompt_toolkit.shortcuts import CompleteStyle
     from prompt_toolkit.styles import Style
+
+    session: PromptSession[str] = PromptSession(
+        output=_new_output(canvas),
+        history=history,
+        multiline=True,
+        key_bindings=editor.bindings(),
+        completer=_new_completer(complete),
+        complete_while_typing=False,
+        complete_style=CompleteStyle.READLINE_LIKE,  # a menu would need rows kept free below the prompt
+        input_processors=[TabsProcessor(char1=" ", char2=" ")],  # else ^I
+        placeholder=editor.placeholder,
+        prompt_continuation="  ",
+        reserve_space_for_menu=0,
+        style=Style.from_dict({"placeholder": "fg:ansibrightblack", "prompt": "bold"}),
+        erase_when_done=False,
+        enable_suspend=True,
+        enable_history_search=Condition(lambda: False),
+    )
+    session.default_buffer.on_text_changed += editor.typed
+    return session
+
+
+def _new_output(canvas: TextStream) -> Vt100_Output:
+    from prompt_toolkit.data_structures import Size
+    from prompt_toolkit.output.color_depth import ColorDepth
+    from prompt_toolkit.output.vt100 import Vt100_Output
+
+    class Output(Vt100_Output):
+        def disable_bracketed_paste(self) -> None:
+            """Not between two prompts: keys_kept (terminal.py) does it at the end."""
 
     def canvas_size() -> Size:
         size = os.get_terminal_size(canvas.descriptor or 0)
         return Size(rows=size.lines or 24, columns=size.columns or 80)
 
     # No cursor position requests: a terminal that does not answer them delays the prompt, a slow one answers too late.
-    output = Vt100_Output(canvas.file, canvas_size, term=os.environ.get("TERM"), enable_cpr=False)  # type: ignore[arg-type]
-    session: PromptSession[str] = PromptSession(
-        output=output,
-        history=history,
-        multiline=True,
-        key_bindings=editor.bindings(),
-        completer=WordCompleter(commands, sentence=True),
-        complete_while_typing=False,
-        placeholder=editor.placeholder,
-        prompt_continuation="  ",
-        reserve_space_for_menu=0,
-        style=Style.from_dict({"placeholder": "fg:ansibrightblack", "prompt": "bold"}),
-        erase_when_done=False,
-        enable_history_search=Condition(lambda: False),
+    return Output(
+        canvas.file,  # type: ignore[arg-type]
+        canvas_size,
+        term=os.environ.get("TERM"),
+        enable_cpr=False,
+        default_color_depth=None if canvas.look.colour else ColorDepth.DEPTH_1_BIT,
     )
-    session.default_buffer.on_text_changed += editor.typed
-    return session
+
+
+def _new_completer(complete: Complete) -> Completer:
+    """Of what stands before the cursor in a message of one line."""
+    from prompt_toolkit.completion import Completer, Completion
+
+    class SlashCompleter(Completer):
+        def get_completions(self, document: Document, _event: CompleteEvent) -> Iterator[Completion]:
+            for start, word in complete(document.text_before_cursor):
+                yield Completion(word, start_position=start - document.cursor_position)
+
+    return SlashCompleter()
 
 
 def open_history(path: Path, err: TextStream) -> History:

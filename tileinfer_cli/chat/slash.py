@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tileinfer_cli import completion
 from tileinfer_cli.answer import stats_text
 from tileinfer_cli.render import print_note, print_pairs
 from tileinfer_core.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from pathlib import Path
 
     from tileinfer_cli.chat.loop import Chat
 
     Handler = Callable[[Chat, str], None]
+
+_THINK = {"on": True, "off": False, "default": None}
+# What other chat programs call some of the commands.
+_ELSEWHERE = {"bye": "exit", "quit": "exit", "q": "exit", "?": "help", "new": "clear", "reset": "clear"}
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ def carry_out(chat: Chat, line: str) -> None:
     command = COMMANDS.get(name)
     if command is None:
         raise UsageError(
-            f"no command /{name}{nearest(name, COMMANDS, prefix='/')}",
+            f"no command /{name}{nearest(_ELSEWHERE.get(name, name), COMMANDS, prefix='/')}",
             hint="/help lists them; // starts a message with a slash",
         )
     command.act(chat, rest)
@@ -52,6 +57,21 @@ def _first_word(text: str) -> tuple[str, str]:
     """The word that `text` starts with, if it starts with one, and what follows."""
     name = "" if text[:1].isspace() else "".join(text.split(maxsplit=1)[:1])
     return name, text[len(name) :].strip()
+
+
+def complete(chat: Chat, line: str) -> list[tuple[int, str]]:
+    """What Tab offers: see completion.slash_line."""
+    return completion.slash_line(
+        line,
+        COMMANDS,
+        {
+            "model": completion.models_here,
+            "set": lambda _: _settings(chat),
+            "think": lambda _: _THINK,
+            "save": completion.paths,
+            "load": completion.paths,
+        },
+    )
 
 
 def nearest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
@@ -96,10 +116,14 @@ def _show_system(chat: Chat) -> None:
         print_note(chat.streams.err, "/set system default gives it back to the template")
 
 
+def _settings(chat: Chat) -> list[str]:
+    return [*chat.flags, "max_tokens", "system"]
+
+
 def _set(chat: Chat, rest: str) -> None:
     name, value = _first_word(rest)
     name = name.removeprefix("--").replace("-", "_")
-    known = [*chat.flags, "max_tokens", "system"]
+    known = _settings(chat)
     if not value:
         raise UsageError("/set wants NAME VALUE", hint=f"settings: {', '.join(known)}")
     if name not in known:
@@ -163,16 +187,15 @@ def _shown(value: object) -> str:
 
 
 def _think(chat: Chat, rest: str) -> None:
-    choices = {"on": True, "off": False, "default": None}
     if rest:
-        if rest not in choices:
+        if rest not in _THINK:
             raise UsageError(f"/think wants on, off or default, found {rest!r}")
-        chat.thinking = replace(chat.thinking, think=choices[rest])
+        chat.thinking = replace(chat.thinking, think=_THINK[rest])
     template = chat.session.engine.template
     if chat.thinking.think and template is not None and not template.switches_thinking:
         print_note(chat.streams.err, "think: on, but this model's chat template has no switch for it")
         return
-    word = next(word for word, value in choices.items() if value is chat.thinking.think)
+    word = next(word for word, value in _THINK.items() if value is chat.thinking.think)
     print_note(chat.streams.err, f"think: {word if word != 'default' else 'as the template does by default'}")
 
 
@@ -207,7 +230,9 @@ def _load(chat: Chat, rest: str) -> None:
 def _path(rest: str, command: str) -> Path:
     if not rest:
         raise UsageError(f"{command} wants a file name")
-    return Path(rest).expanduser()
+    from tileinfer_core.files import expanded
+
+    return expanded(rest)
 
 
 def _retry(chat: Chat, _rest: str) -> None:

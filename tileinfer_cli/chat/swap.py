@@ -46,12 +46,13 @@ class Models:
         folder = opening.find_model(self.cli, self.settings, reference)
         self._check(folder)
         old = session.engine
-        old.close()
         try:
+            old.close()
             session.adopt(self._load(folder))
         except BaseException as error:
-            traceback.clear_frames(error.__traceback__)  # what they have of the new model fills the GPU
-            self._restore(session, old.folder)
+            if session.engine is old:  # else Ctrl-C came when all was done
+                traceback.clear_frames(error.__traceback__)  # what they have of the new model fills the GPU
+                self._restore(session, old.folder)
             raise
 
     def _restore(self, session: Session, folder: ModelFolder | Path) -> None:

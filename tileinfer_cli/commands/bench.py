@@ -1,13 +1,12 @@
 """`tileinfer bench`: how fast a model runs here, and what share of the memory's speed that is."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tileinfer_cli import benching
 from tileinfer_cli.commandline import Cli
-from tileinfer_cli.options import JsonFlag, ModelFlags, QuietFlag
+from tileinfer_cli.options import AgainstOption, JsonFlag, ModelFlags, QuietFlag, RandomWeightsOption
 
 NAME = "bench"
 SHORT = "speed of prefill and decoding"
@@ -15,7 +14,7 @@ EXAMPLES = """
 Examples:
   tileinfer bench -m qwen3:4b
   tileinfer bench --prefill 512 --prefill 4096 --decode-at 512 --decode-at 32000
-  tileinfer bench --random-weights config.json --markdown
+  tileinfer bench --random-weights Qwen3-4B --markdown
   tileinfer bench -m qwen3:4b-int8 --against qwen3:4b
 """
 Lengths = list[int] | None
@@ -25,14 +24,18 @@ def run(
     cli: Cli,
     *,
     where: ModelFlags,
-    random_weights: Annotated[
-        Path | None, typer.Option("--random-weights", metavar="CONFIG", help="A config.json: time its shape on noise.")
+    random_weights: RandomWeightsOption = None,
+    against: AgainstOption = None,
+    prefill: Annotated[
+        Lengths,
+        typer.Option("--prefill", metavar="N", help="Tokens of a prompt to time; may be repeated. Without it: 512."),
     ] = None,
-    against: Annotated[
-        str | None, typer.Option("--against", metavar="MODEL", help="Measure MODEL too, in the same run.")
+    decode_at: Annotated[
+        Lengths,
+        typer.Option(
+            "--decode-at", metavar="N", help="Tokens of context to decode from; may be repeated. Without it: 512."
+        ),
     ] = None,
-    prefill: Annotated[Lengths, typer.Option("--prefill", metavar="N", help="Prompt length; may be repeated.")] = None,
-    decode_at: Annotated[Lengths, typer.Option("--decode-at", metavar="N", help="Context; may be repeated.")] = None,
     tokens: Annotated[int, typer.Option("--tokens", metavar="N", help="Tokens decoded in a run.")] = 64,
     repeat: Annotated[int, typer.Option("--repeat", metavar="N", help="Runs; the median counts.")] = 5,
     greedy: Annotated[bool, typer.Option("--greedy", help="Take the likeliest token, not a top-k 20 draw.")] = False,

@@ -6,7 +6,7 @@ import typer
 
 from tileinfer_cli import opening, render
 from tileinfer_cli.commandline import Cli
-from tileinfer_cli.options import JsonFlag, QuietFlag
+from tileinfer_cli.options import ExaminedModelArgument, JsonFlag, QuietFlag
 from tileinfer_core.errors import ModelError
 
 if TYPE_CHECKING:
@@ -24,9 +24,7 @@ Examples:
 
 def run(
     cli: Cli,
-    model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="Alias, ORG/NAME or folder. Without it: this machine.")
-    ] = None,
+    model: ExaminedModelArgument = None,
     *,
     skip_values: Annotated[
         bool, typer.Option("--skip-values", help="With MODEL: don't read all of its weights for NaN and infinity.")

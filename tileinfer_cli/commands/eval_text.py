@@ -7,8 +7,8 @@ import typer
 
 from tileinfer_cli import evaluation
 from tileinfer_cli.commandline import Cli
-from tileinfer_cli.options import JsonFlag, ModelFlags, QuietFlag
-from tileinfer_cli.prompt import read_text
+from tileinfer_cli.options import AgainstOption, JsonFlag, ModelFlags, QuietFlag
+from tileinfer_cli.prompt import read_input
 
 NAME = "eval"
 SHORT = "perplexity of a text"
@@ -22,19 +22,18 @@ Examples:
 
 def run(
     cli: Cli,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A text, UTF-8.", show_default=False)],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A text, UTF-8 (- is stdin).", show_default=False)],
     *,
     where: ModelFlags,
-    against: Annotated[
-        str | None,
-        typer.Option("--against", metavar="MODEL", help="Compare with MODEL: KL divergence, same top token."),
-    ] = None,
+    against: AgainstOption = None,
     window: Annotated[
         int | None,
-        typer.Option("--window", metavar="N", help="Tokens read at once; without it, the context, or 1024 to compare."),
+        typer.Option(
+            "--window", metavar="N", help="Tokens read at once. Without it: the context, or 1,024 with --against."
+        ),
     ] = None,
     tokens: Annotated[
-        int | None, typer.Option("--tokens", metavar="N", help="Score the first N tokens; without it, all.")
+        int | None, typer.Option("--tokens", metavar="N", help="Score the first N tokens. Without it: all.")
     ] = None,
     as_json: JsonFlag = False,
     quiet: QuietFlag = False,
@@ -43,7 +42,7 @@ def run(
 
     The other model uses the same flags, but keeps its keys and values as its own folder says.
     """
-    text = read_text(file)
+    text = read_input(cli.streams, file) or ""
     limits = evaluation.Limits(window, tokens)
     if against is None:
         evaluation.score(cli, where, text, limits, as_json=as_json, quiet=quiet)

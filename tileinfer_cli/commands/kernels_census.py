@@ -8,7 +8,7 @@ import typer
 from tileinfer_cli import opening, render
 from tileinfer_cli.census_table import print_census
 from tileinfer_cli.commandline import Cli
-from tileinfer_cli.options import ArchOption, JsonFlag, ModelFlags, QuietFlag
+from tileinfer_cli.options import ArchOption, JsonFlag, ModelFlags, QuietFlag, RandomWeightsOption
 
 NAME = "census"
 SHORT = "the kernels of a step, in order, with times and bytes"
@@ -24,10 +24,7 @@ def run(
     cli: Cli,
     *,
     where: ModelFlags,
-    random_weights: Annotated[
-        Path | None,
-        typer.Option("--random-weights", metavar="CONFIG", help="A config.json or a shape's name, on noise."),
-    ] = None,
+    random_weights: RandomWeightsOption = None,
     step: Annotated[str, typer.Option("--step", metavar="KIND", help="decode, verify or prefill.")] = "decode",
     tokens: Annotated[
         int | None, typer.Option("--tokens", metavar="N", help="Tokens of the step: verify 2 to 8, prefill to 2,048.")

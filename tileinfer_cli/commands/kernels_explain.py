@@ -6,7 +6,7 @@ import typer
 
 from tileinfer_cli import opening, render
 from tileinfer_cli.commandline import Cli
-from tileinfer_cli.options import ArchOption, CompilerFlags, JsonFlag, ShapeOption
+from tileinfer_cli.options import ArchToLookAtOption, CompilerFlags, JsonFlag, ShapeOption
 
 if TYPE_CHECKING:
     from tileinfer_core.kernel_explain import ExplainedKernel, Explanation
@@ -29,10 +29,10 @@ def run(
         typer.Option(
             "--launch",
             metavar="ARGS",
-            help="A launch, as changes to form 1: NAME=TYPE[LENGTHS]@OFFSET:(STRIDES) or NAME=NUMBER. Repeatable.",
+            help="A launch, as changes to form 1: NAME=TYPE[LENGTHS]@OFFSET:(STRIDES) or NAME=NUMBER; may be repeated.",
         ),
     ] = None,
-    arch: ArchOption = None,
+    arch: ArchToLookAtOption = None,
     model: ShapeOption = None,
     compiler: CompilerFlags,
     as_json: JsonFlag = False,

@@ -2,7 +2,7 @@
 
 from tileinfer_cli import opening, render
 from tileinfer_cli.commandline import Cli
-from tileinfer_cli.options import ArchOption, JsonFlag, ShapeOption
+from tileinfer_cli.options import ArchToLookAtOption, JsonFlag, ShapeOption
 
 NAME = "list"
 SHORT = "the kernels and what they compute"
@@ -13,7 +13,7 @@ Examples:
 """
 
 
-def run(cli: Cli, *, arch: ArchOption = None, model: ShapeOption = None, as_json: JsonFlag = False) -> None:
+def run(cli: Cli, *, arch: ArchToLookAtOption = None, model: ShapeOption = None, as_json: JsonFlag = False) -> None:
     """List the kernels. VARIANTS counts what is compiled of each: its shapes, types and launch forms."""
     from tileinfer_core import kernel_tools as tools
 

@@ -23,12 +23,13 @@ Examples:
 def run(
     cli: Cli,
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Probes, by a part of their name; all without one.")
+        list[str] | None, typer.Argument(metavar="NAME...", help="Probes, by a part of their name. Without it: all.")
     ] = None,
     *,
     arch: ArchOption = None,
     save: Annotated[
-        Path | None, typer.Option("--save", metavar="DIR", help="Where Tile IR and SASS go; else the state folder.")
+        Path | None,
+        typer.Option("--save", metavar="DIR", help="Where Tile IR and SASS go. Without it: the state folder."),
     ] = None,
     list_only: Annotated[bool, typer.Option("--list", help="Name the probes and their questions, run none.")] = False,
     times: Annotated[bool, typer.Option("--times/--no-times", help="Time the variants on this machine's GPU.")] = True,

@@ -6,7 +6,7 @@ import typer
 
 from tileinfer_cli import opening, quantizing, render
 from tileinfer_cli.commandline import Cli
-from tileinfer_cli.options import JsonFlag, ModelArgument, QuantizeFlags, QuantizeOption, QuietFlag
+from tileinfer_cli.options import JsonFlag, PulledModelArgument, QuantizeFlags, QuantizeOption, QuietFlag
 
 if TYPE_CHECKING:
     from tileinfer_core.pull_plan import PullPlan
@@ -24,7 +24,7 @@ Examples:
 
 def run(
     cli: Cli,
-    model: ModelArgument,
+    model: PulledModelArgument,
     *,
     force: Annotated[bool, typer.Option("--force", help="Fetch every file again.")] = False,
     quantize: QuantizeOption = None,

@@ -2,7 +2,7 @@
 
 from tileinfer_cli import opening, render
 from tileinfer_cli.commandline import Cli
-from tileinfer_cli.options import JsonFlag, ModelArgument
+from tileinfer_cli.options import JsonFlag, StoredModelArgument
 
 NAME = "rm"
 SHORT = "remove a model"
@@ -12,10 +12,11 @@ Examples:
 """
 
 
-def run(cli: Cli, model: ModelArgument, *, as_json: JsonFlag = False) -> None:
-    """Remove a model from TileInfer's own store. Local folders and the Hugging Face cache are left alone."""
+def run(cli: Cli, model: StoredModelArgument, *, as_json: JsonFlag = False) -> None:
+    """Remove a model from TileInfer's own store. Folders, .gguf files and the Hugging Face cache are left alone."""
     freed = opening.open_store(opening.load_settings()).remove(model)
     if as_json:
         render.print_json(cli.streams.out, {"model": model, "freed_bytes": freed})
     else:
-        render.print_note(cli.streams.err, f"removed {model}: {render.bytes_text(freed)} freed")
+        what = f"the converted copy of {model}" if model.lower().endswith(".gguf") else model
+        render.print_note(cli.streams.err, f"removed {what}: {render.bytes_text(freed)} freed")

@@ -4,7 +4,7 @@ from typing import Any
 
 from tileinfer_cli import opening, render
 from tileinfer_cli.commandline import Cli
-from tileinfer_cli.describe import describe
+from tileinfer_cli.describe import describe, memory_rows
 from tileinfer_cli.options import JsonFlag, ModelArgument
 from tileinfer_cli.receipt_table import receipt_pairs
 
@@ -28,11 +28,10 @@ def run(cli: Cli, model: ModelArgument, *, as_json: JsonFlag = False) -> None:
 
 
 def _print(cli: Cli, document: dict[str, Any]) -> None:
-    out, config, memory, kv = cli.streams.out, document["config"], document["memory"], document["kv"]
+    out, config = cli.streams.out, document["config"]
     heads = (
         f"{config['num_attention_heads']} of {config['head_dim']}, {config['num_key_value_heads']} for keys and values"
     )
-    size, dtypes = render.bytes_text, ", ".join(document["dtypes"])
     render.print_heading(out, document["model"])
     where: list[tuple[str, str, str | None]] = [("folder", document["path"], document["kind"])]
     if document["revision"]:
@@ -49,14 +48,7 @@ def _print(cli: Cli, document: dict[str, Any]) -> None:
     }
     render.print_pairs(out, [(name, value, None) for name, value in shape.items()], indent="  ")
     render.print_heading(out, "\nMemory")
-    needs: list[tuple[str, str, str | None]] = [
-        ("weights", size(memory["weights_bytes"]), f"{size(memory['weights_on_disk_bytes'])} on disk as {dtypes}"),
-        ("each token", size(memory["kv_bytes_per_token"]), f"keys and values, {kv['value']} ({kv['origin']})"),
-        ("full context", size(memory["kv_bytes_full_context"]), "keys and values"),
-        ("read a token", size(memory["decode_bytes_per_token"]), "weights that decoding one token reads"),
-        ("backend", document["backend"]["name"], document["backend"]["reason"]),
-    ]
-    render.print_pairs(out, needs, indent="  ")
+    render.print_pairs(out, memory_rows(document), indent="  ")
     if len(document["int8"]) > 1 or "not quantised" not in document["int8"]:
         _print_int8(cli, document)
     render.print_heading(out, "\nDefaults")

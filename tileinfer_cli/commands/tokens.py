@@ -1,5 +1,7 @@
 """`tileinfer tokens`: what a prompt becomes, after the template, before the model. Loads no weights."""
 
+import re
+
 from tileinfer_cli import opening, render
 from tileinfer_cli.commandline import Cli
 from tileinfer_cli.options import JsonFlag, ModelOption, PromptArgument, PromptFlags, ThinkFlag
@@ -32,11 +34,16 @@ def run(
 
     encoder = PromptEncoder.load(folder)
     ids = encoder.encode(opening.conversation(settings, words, text), think=think)
-    pieces = [{"id": token, "text": encoder.tokenizer.piece(token)} for token in ids]
+    tokenizer = encoder.tokenizer
     if as_json:
-        render.print_json(cli.streams.out, pieces)
+        render.print_json(cli.streams.out, [{"id": token, "text": tokenizer.piece(token)} for token in ids])
         return
     width = len(str(max(ids, default=0)))
-    for piece in pieces:
-        cli.streams.out.write(f"{piece['id']:>{width}}  {piece['text']!r}\n")
+    for token in ids:
+        cli.streams.out.write(f"{token:>{width}}  {_quoted(tokenizer.piece_bytes(token))}\n")
     render.print_note(cli.streams.err, f"{len(ids):,} token{'' if len(ids) == 1 else 's'}")
+
+
+def _quoted(piece: bytes) -> str:
+    """As Python writes a string; bytes that are no whole character as \\xf0."""
+    return re.sub(r"\\udc([89a-f][0-9a-f])", r"\\x\1", repr(piece.decode("utf-8", "surrogateescape")))

@@ -24,4 +24,4 @@ def run(cli: Cli, model: ModelArgument, *, as_json: JsonFlag = False, quiet: Qui
         render.print_findings(cli.streams.out, findings)
     bad = [finding for finding in findings if finding.status == "problem"]
     if bad:
-        raise DamagedModelError(f"{model}: {len(bad)} of {len(findings)} checks failed", hint=f"tileinfer pull {model}")
+        raise DamagedModelError(f"{model}: {len(bad)} of {len(findings)} checks failed", hint=bad[0].cure)

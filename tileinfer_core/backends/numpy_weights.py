@@ -26,6 +26,7 @@ from tileinfer_core.models.structure import scale_name
 from tileinfer_core.models.xielu import read_xielu
 from tileinfer_core.packed_int8 import flip
 from tileinfer_core.progress import ProgressEvent
+from tileinfer_core.units import bytes_text
 from tileinfer_core.weights import read_into
 
 if TYPE_CHECKING:
@@ -151,13 +152,13 @@ def _allocate(elements: int) -> Float32Array:
     hint = "a smaller model needs less; on the CPU every weight takes 4 bytes"
     if available is not None and needed > available:
         raise OutOfMemoryError(
-            f"the weights need {needed / 2**30:.1f} GiB as float32, {available / 2**30:.1f} GiB are available",
+            f"the weights need {bytes_text(needed)} as float32, {bytes_text(available)} are available",
             hint=hint,
         )
     try:
         return np.empty(elements, np.float32)
     except MemoryError:
-        raise OutOfMemoryError(f"no memory for {needed / 2**30:.1f} GiB of float32 weights", hint=hint) from None
+        raise OutOfMemoryError(f"no memory for {bytes_text(needed)} of float32 weights", hint=hint) from None
 
 
 def available_bytes(meminfo: str = "/proc/meminfo") -> int | None:

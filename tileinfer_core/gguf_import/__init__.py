@@ -60,8 +60,9 @@ def convert(
     needed = sum(target.bytes for target in targets) + _REST_BYTES
     if needed > (free := free_bytes(dest)):
         raise DiskError(f"{dest}: the converted model needs {needed:,} bytes, the disk has {free:,} free")
-    partial = fresh_folder(dest.with_name(dest.name + PARTIAL))
+    partial = dest.with_name(dest.name + PARTIAL)
     try:
+        fresh_folder(partial)
         with disk_errors(partial):
             for file_name, text in texts.items():
                 write_atomic(partial / file_name, text)

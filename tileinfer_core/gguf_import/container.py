@@ -207,4 +207,4 @@ class _Reader:
             if end > self.size:
                 raise self.damaged(f"the tensor {tensor.name!r} ends at byte {end}, the file has {self.size}")
         if tensors and self.size not in (end, -(-end // alignment) * alignment):
-            raise self.damaged(f"{end} bytes expected, {self.size} found")
+            raise self.damaged(f"{end:,} bytes expected, {self.size:,} found")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tileinfer_core.errors import DamagedModelError, UnsupportedModelError
+from tileinfer_core.jsonfile import FETCH_AGAIN
 from tileinfer_core.models import MODEL_TYPES
 from tileinfer_core.models.decoder import LM_HEAD, ModelDefinition
 from tileinfer_core.models.structure import scale_name
@@ -99,6 +100,5 @@ def _check_head_dim(model: ModelDefinition, files: WeightFiles) -> None:
         raise DamagedModelError(
             f"{files.folder}: head_dim is {config.head_dim} by config.json ({config.num_attention_heads} heads, "
             f"{config.q_size} rows), but q_proj has {shape[0]} rows",
-            hint=f"that would be head_dim {shape[0] / config.num_attention_heads:g}: set head_dim in config.json, or "
-            "fetch the model again with `tileinfer pull`",
+            hint=f"that would be head_dim {shape[0] / config.num_attention_heads:g}: set it there, or {FETCH_AGAIN}",
         )

@@ -189,19 +189,19 @@ class GpuDevice:
             ) from error
 
     def record(self, step: Sequence[Recorded], carveout: int | None = None) -> Graph:
-        runtime.streamBeginCapture(self._stream.ptr, CAPTURE_RELAXED)
         try:
+            runtime.streamBeginCapture(self._stream.ptr, CAPTURE_RELAXED)  # Ctrl-C may come as soon as it has begun
             self.run(step)
+            graph = runtime.streamEndCapture(self._stream.ptr)
         except BaseException:
             self._abandon_capture()
             raise
-        graph = runtime.streamEndCapture(self._stream.ptr)
         if carveout is not None:
             set_carveout(graph, carveout)
         return CapturedGraph(graph, self._stream, step)
 
     def _abandon_capture(self) -> None:
-        with contextlib.suppress(runtime.CUDARuntimeError):  # the error on its way has invalidated the capture
+        with contextlib.suppress(runtime.CUDARuntimeError):  # not begun, ended, or invalidated by the error on its way
             runtime.graphDestroy(runtime.streamEndCapture(self._stream.ptr))
 
     def synchronize(self) -> None:

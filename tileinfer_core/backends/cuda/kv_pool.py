@@ -10,6 +10,9 @@ INT8 pools have int8 rows of the same shapes, and for each layer a pair of scale
 All pages are taken when the model is loaded; a sequence grows by taking page numbers, so nothing moves and captured
 graphs stay valid. Page 0 is scratch: table entries past a sequence's pages name it, rows of padding write there, and
 kernels that read ahead of the sequence find finite numbers.
+
+Ctrl-C may come between any two steps. A page is never with two owners then; one that is with none is found again when
+pages run short.
 """
 
 from __future__ import annotations
@@ -52,12 +55,18 @@ class KvPool:
         if dtype == "int8":
             shape = (padded(rows), PAGE_SIZE)
             self.scales = [(device.zeros(shape, "float32"), device.zeros(shape, "float32")) for _ in range(layers)]
-        self._heads = structure.num_key_value_heads
+        self._pages, self._heads = pages, structure.num_key_value_heads
         self._free = list(range(pages - 1, SCRATCH_PAGE, -1))
+        self.sequences: weakref.WeakSet[SequencePages] = weakref.WeakSet()
 
     @property
     def free_tokens(self) -> int:
         return len(self._free) * PAGE_SIZE
+
+    def _find_lost(self) -> None:
+        """Free is what no sequence holds."""
+        held = {page for sequence in self.sequences for page in sequence.held}
+        self._free = [page for page in range(self._pages - 1, SCRATCH_PAGE, -1) if page not in held]
 
     def clear_scratch(self, device: Device) -> None:
         scales = [array for pair in self.scales if pair for array in pair]
@@ -68,6 +77,8 @@ class KvPool:
 
     def take(self, count: int) -> list[int]:
         """Raises OutOfMemoryError."""
+        if count > len(self._free):
+            self._find_lost()
         if count > len(self._free):
             raise OutOfMemoryError(
                 f"{count * PAGE_SIZE:,} more tokens asked for, the KV cache has room for {self.free_tokens:,}",
@@ -84,17 +95,20 @@ class SequencePages:
 
     def __init__(self, pool: KvPool) -> None:
         self._pool = pool
-        self._held: list[int] = []
-        weakref.finalize(self, pool.give_back, self._held)
+        self.held: list[int] = []
+        pool.sequences.add(self)
+        weakref.finalize(self, pool.give_back, self.held)
 
-    def add_pages(self, block_table: Sequence[int], count: int) -> list[int]:  # noqa: ARG002 - the protocol's
+    def add_pages(self, block_table: Sequence[int], count: int) -> list[int]:
+        if len(self.held) != len(block_table):  # an interrupt came between them: the rest is the pool's to find
+            self.held[:] = block_table
         pages = self._pool.take(count)
-        self._held += pages
+        self.held += pages
         return pages
 
     def free_pages(self, pages: Sequence[int]) -> None:
         for page in pages:
-            self._held.remove(page)
+            self.held.remove(page)
         self._pool.give_back(pages)
 
 
@@ -106,15 +120,19 @@ class BlockTable:
         self.array: Array = device.zeros((self.entries,), "int32")
         self._device = device
         self._host = device.pinned((self.entries,), "int32")
-        self._written: list[int] = []  # what the device holds, without the scratch entries
+        self._written: list[int] | None = []  # what the device holds, without the scratch entries; None: not known
 
     def update(self, block_table: Sequence[int]) -> None:
         """Copy what has changed. Entries of pages that a sequence keeps are never rewritten."""
         held = self._written
-        same = len(held) <= len(block_table) and list(block_table[: len(held)]) == held
+        known = held is not None
+        if held is None:  # an update was interrupted
+            held = [SCRATCH_PAGE] * self.entries
+        same = known and len(held) <= len(block_table) and list(block_table[: len(held)]) == held
         if same and len(held) == len(block_table):
             return
         first = len(held) if same else 0
+        self._written = None
         if not same:
             self._device.synchronize()  # an earlier copy may still read the pinned entries
         stop = max(len(held), len(block_table))
