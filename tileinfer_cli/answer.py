@@ -38,14 +38,19 @@ class AnswerView:
     def show(self, events: Generator[Event]) -> Finished:
         """Runs the generation. Whatever ends it, the generator is closed and the cursor stands on a new line."""
         try:
-            with contextlib.closing(events), self._progress:
-                for event in events:
-                    self._out.check_reader()
-                    if isinstance(event, Finished):
-                        return event
-                    self._take(event)
+            try:
+                with contextlib.closing(events), self._progress:
+                    for event in events:
+                        self._out.check_reader()
+                        if isinstance(event, Finished):
+                            return event
+                        self._take(event)
+            finally:
+                self._end_lines()
         finally:
-            self._end_lines()
+            self._end_lines()  # Ctrl-C may have come in the other one
+            if self._err.look.terminal and not self._silent:
+                self._out.drain()
         raise AssertionError("a generation ended without Finished")
 
     def _take(self, event: PrefillProgress | TextDelta) -> None:
@@ -77,8 +82,6 @@ class AnswerView:
         self._err.end_line()
         if not self._silent:
             self._out.end_line()
-            if self._err.look.terminal:
-                self._out.drain()
 
 
 def print_ending(streams: Streams, finished: Finished, *, limit_origin: str) -> None:
