@@ -14,7 +14,7 @@ from tileinfer_core.events import Finished, PrefillProgress, TextDelta
 from tileinfer_core.progress import ProgressEvent
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Callable, Generator, Mapping
 
     from tileinfer_cli.terminal import Streams
     from tileinfer_core.engine import Engine
@@ -35,18 +35,34 @@ class AnswerView:
         self.text = ""
         self.thinking = ""
 
-    def show(self, events: Generator[Event]) -> Finished:
-        """Runs the generation. Whatever ends it, the generator is closed and the cursor stands on a new line."""
+    def show(self, events: Generator[Event], said: Callable[[], str] = str) -> Finished:
+        """Runs the generation. Whatever ends it, the generator is closed and the cursor stands on a new line.
+
+        `said` tells what the history has of an answer that Ctrl-C ended: a token may be there and not here yet, and
+        who goes on with the answer would miss it.
+        """
         try:
-            with contextlib.closing(events), self._progress:
-                for event in events:
-                    self._out.check_reader()
-                    if isinstance(event, Finished):
-                        return event
-                    self._take(event)
+            try:
+                with contextlib.closing(events), self._progress:
+                    for event in events:
+                        self._out.check_reader()
+                        if isinstance(event, Finished):
+                            return event
+                        self._take(event)
+            except KeyboardInterrupt:
+                self._catch_up(said())
+                raise
+            finally:
+                self._end_lines()
         finally:
-            self._end_lines()
+            self._end_lines()  # Ctrl-C may have come in the other one
+            if self._err.look.terminal and not self._silent:
+                self._out.drain()
         raise AssertionError("a generation ended without Finished")
+
+    def _catch_up(self, said: str) -> None:
+        if said.startswith(self.text) and len(said) > len(self.text):
+            self._say(said[len(self.text) :])
 
     def _take(self, event: PrefillProgress | TextDelta) -> None:
         if isinstance(event, PrefillProgress):
@@ -77,8 +93,6 @@ class AnswerView:
         self._err.end_line()
         if not self._silent:
             self._out.end_line()
-            if self._err.look.terminal:
-                self._out.drain()
 
 
 def print_ending(streams: Streams, finished: Finished, *, limit_origin: str) -> None:

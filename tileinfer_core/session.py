@@ -115,6 +115,11 @@ class Session:
         return self._now.last
 
     @property
+    def settled(self) -> Finished | None:
+        """As `last`, with an answer that is being made counted as interrupted."""
+        return self._settle().last
+
+    @property
     def stats(self) -> SessionStats:
         return self._now.stats
 
@@ -143,6 +148,11 @@ class Session:
     def last_question(self) -> str | None:
         messages = self._settle().messages
         return messages[-2].content if messages else None
+
+    @property
+    def last_answer(self) -> str | None:
+        messages = self._settle().messages
+        return messages[-1].content if messages else None
 
     def retry(self, request: Request, text: str | None = None) -> EventStream:
         """Ask the last question again, or `text` in its place. The old exchange is kept until something is said.

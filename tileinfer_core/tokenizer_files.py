@@ -154,7 +154,7 @@ def library_errors(where: str) -> Iterator[None]:
     """Turn whatever the library raises, Rust panics included, into a DamagedModelError about `where`."""
     try:
         yield
-    except (KeyboardInterrupt, SystemExit, TileinferError):
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, TileinferError):  # the third: Ctrl-C came before the block
         raise
     except BaseException as error:  # a Rust panic is a BaseException
         raise DamagedModelError(f"{where}: the tokenizers library can't use it: {error}") from None

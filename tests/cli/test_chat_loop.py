@@ -60,6 +60,12 @@ class EchoSession:
         self.system = text
 
     @property
+    def settled(self) -> Finished | None:
+        return self.last
+
+    last_answer: str | None = None
+
+    @property
     def last_question(self) -> str | None:
         return self.messages[-1] if self.messages else None
 

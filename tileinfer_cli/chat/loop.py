@@ -80,15 +80,21 @@ class Chat:
 
     def go_on(self) -> None:
         """More of the last answer, which was cut short."""
-        self._show(self.session.go_on)
+        self._show(self.session.go_on, begun=len(self.session.last_answer or ""))
 
-    def _show(self, ask: Callable[[Request], EventStream]) -> None:
-        wanted = self.wanted()
+    def _show(self, ask: Callable[[Request], EventStream], begun: int = 0) -> None:
+        """`begun` characters of the answer are on the screen already."""
+        wanted, before = self.wanted(), self.session.last
+
+        def said() -> str:
+            last = self.session.settled
+            return "" if last is None or last is before else last.text[begun:]
+
         view = AnswerView(
             self.streams, show_thinking=opening.shows_thinking(self.streams, self.thinking), quiet=self.quiet
         )
         with keys_unseen(self.streams.stdin):
-            finished = view.show(ask(wanted.request))
+            finished = view.show(ask(wanted.request), said)
         print_ending(self.streams, finished, limit_origin=wanted.max_tokens.origin)
         if self.stats:
             print_note(self.streams.err, stats_text(finished))
