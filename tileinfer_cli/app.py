@@ -12,6 +12,7 @@ traceback unless `--debug` asks for it.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import errno
 import gc
@@ -19,6 +20,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import warnings
 from typing import TYPE_CHECKING
 
@@ -40,6 +42,7 @@ OBJECTS_BETWEEN_COLLECTIONS = 100_000
 BLAS_SPIN = ("OPENBLAS_THREAD_TIMEOUT", "22")
 EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 130, 141
 EXIT_ENDED = {128 + getattr(signal, name, 15): name for name in ("SIGTERM", "SIGHUP")}  # Windows has no SIGHUP
+_SENT_AGAIN_AFTER_S = 0.002  # the finaliser has ended by then, or a few times later
 _DISK_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
 
 
@@ -116,11 +119,41 @@ def _signals_unwind() -> Iterator[None]:
 
     heeded = [number for number in ending_signals() if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, leave) for number in heeded}
+    hook, sys.unraisablehook = sys.unraisablehook, _sending_again(sys.unraisablehook)
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _sending_again(otherwise: Callable[[sys.UnraisableHookArgs], object]) -> Callable[[sys.UnraisableHookArgs], None]:
+    """What Python calls with an exception that can go nowhere. A signal whose exception comes up in a finaliser, or in
+    a callback of the garbage collector, which may take 40 ms, would be lost; it is sent again until it is heeded."""
+
+    def send(number: signal.Signals) -> None:
+        time.sleep(_SENT_AGAIN_AFTER_S)
+        if hasattr(signal, "pthread_kill"):
+            signal.pthread_kill(threading.main_thread().ident or 0, number)
+        else:
+            _thread.interrupt_main(number)
+
+    def hook(dropped: sys.UnraisableHookArgs) -> None:
+        number = _signal_of(dropped.exc_value)
+        if number is None:
+            otherwise(dropped)
+        else:
+            threading.Thread(target=send, args=(number,), name="signal", daemon=True).start()
+
+    return hook
+
+
+def _signal_of(error: BaseException | None) -> signal.Signals | None:
+    """Whose exception it is."""
+    if isinstance(error, SystemExit) and error.code in EXIT_ENDED:
+        return signal.Signals(int(error.code or 0) - 128)
+    return signal.SIGINT if isinstance(error, KeyboardInterrupt) else None
 
 
 def _dispatch(argv: list[str], cli: Cli) -> int:
