@@ -132,7 +132,8 @@ def _sending_again(otherwise: Callable[[sys.UnraisableHookArgs], object]) -> Cal
     """What Python calls with an exception that can go nowhere. A signal whose exception comes up in a finaliser, or in
     a callback of the garbage collector, which may take 40 ms, would be lost; it is sent again until it is heeded."""
 
-    def send(number: signal.Signals) -> None:
+    def send(number: signal.Signals, hook_is_over: _thread.LockType) -> None:
+        hook_is_over.acquire()
         time.sleep(_SENT_AGAIN_AFTER_S)
         if hasattr(signal, "pthread_kill"):
             signal.pthread_kill(threading.main_thread().ident or 0, number)
@@ -143,8 +144,11 @@ def _sending_again(otherwise: Callable[[sys.UnraisableHookArgs], object]) -> Cal
         number = _signal_of(dropped.exc_value)
         if number is None:
             otherwise(dropped)
-        else:
-            threading.Thread(target=send, args=(number,), name="signal", daemon=True).start()
+            return
+        over = _thread.allocate_lock()
+        over.acquire()
+        _thread.start_new_thread(send, (number, over))  # threading's own waits for its start, and would be hit
+        over.release()
 
     return hook
 
