@@ -10,9 +10,8 @@ import cuda.tile as ct
 LEAST = 2.0**-100  # a smaller scale's reciprocal would leave float32, as would a sum of weights over it
 ROUND = 12582912.0  # 1.5 · 2²³: added to a float, it leaves the nearest integer in the low bits
 ROUND_BITS = 0x4B400000
-WIDENED = (
-    1024  # of a tile: 8 bytes a thread, whose half precision is the 16 bytes that it stores; nothing changes threads
-)
+# Of a tile: 8 bytes a thread, whose half precision is the 16 bytes that it stores. Nothing changes threads.
+WIDENED = 1024
 
 
 def nearest(x):

@@ -21,7 +21,12 @@ from kernels.specs import ArraySpec
 if TYPE_CHECKING:
     from kernels.shapes import ModelShape
 
-ROWS = 16  # lengths that this divides are one specialisation of a kernel
+STEP = 16  # lengths that this divides are one specialisation of a kernel, whatever the number of pages
+
+
+def padded(count: int) -> int:
+    """Entries of a block table, or rows of scales, for `count` that count."""
+    return -(-count // STEP) * STEP
 
 
 def check_heads(op: str, qkv: Any, kv_heads: int, head_dim: int) -> tuple[int, int]:
@@ -62,8 +67,8 @@ def check_pools(
     for name, scale in zip(("k_scales", "v_scales"), scales or (), strict=False):
         check_array(f"{op}: {name}", scale, (None, PAGE), "float32", align=16)
         heads = rows // PAGE
-        if int(scale.shape[0]) not in (heads, -(-heads // ROWS) * ROWS):
-            raise ValueError(f"{op}: {name} has {scale.shape[0]} rows, expected {heads}, or that padded to {ROWS}")
+        if int(scale.shape[0]) not in (heads, padded(heads)):
+            raise ValueError(f"{op}: {name} has {scale.shape[0]} rows, expected {heads}, or that padded to {STEP}")
     check_array(f"{op}: block_table", block_table, (None,), "int32")
 
 

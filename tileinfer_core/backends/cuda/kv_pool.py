@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kernels.paged_cache import padded
 from tileinfer_core.errors import OutOfMemoryError
 from tileinfer_core.kv_cache import PAGE_SIZE
 
@@ -32,11 +33,6 @@ if TYPE_CHECKING:
     from tileinfer_core.models.structure import LayerStructure
 
 SCRATCH_PAGE = 0
-STEP = 16  # entries of a block table and rows of scales: one specialisation of the kernels, whatever the length
-
-
-def padded(count: int) -> int:
-    return -(-count // STEP) * STEP
 
 
 def table_entries(pages: int) -> int:
