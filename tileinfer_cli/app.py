@@ -24,6 +24,8 @@ import time
 import warnings
 from typing import TYPE_CHECKING
 
+from tileinfer_cli.signals import ENDING
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
@@ -41,7 +43,7 @@ OBJECTS_BETWEEN_COLLECTIONS = 100_000
 # needs for other things. 2**22 are 1.2 ms, more than there is between two products of a token.
 BLAS_SPIN = ("OPENBLAS_THREAD_TIMEOUT", "22")
 EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 130, 141
-EXIT_ENDED = {128 + getattr(signal, name, 15): name for name in ("SIGTERM", "SIGHUP")}  # Windows has no SIGHUP
+EXIT_ENDED = {128 + number: number for number in ENDING}
 _SENT_AGAIN_AFTER_S = 0.002  # the finaliser has ended by then, or a few times later
 _DISK_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
 
@@ -112,12 +114,10 @@ def _signals_unwind() -> Iterator[None]:
         yield
         return
 
-    from tileinfer_cli.terminal import ending_signals
-
     def leave(number: int, _frame: FrameType | None) -> NoReturn:
         sys.exit(128 + number)
 
-    heeded = [number for number in ending_signals() if signal.getsignal(number) is not signal.SIG_IGN]
+    heeded = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, leave) for number in heeded}
     hook, sys.unraisablehook = sys.unraisablehook, _sending_again(sys.unraisablehook)
     try:
@@ -155,8 +155,8 @@ def _sending_again(otherwise: Callable[[sys.UnraisableHookArgs], object]) -> Cal
 
 def _signal_of(error: BaseException | None) -> signal.Signals | None:
     """Whose exception it is."""
-    if isinstance(error, SystemExit) and error.code in EXIT_ENDED:
-        return signal.Signals(int(error.code or 0) - 128)
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        return EXIT_ENDED.get(error.code)
     return signal.SIGINT if isinstance(error, KeyboardInterrupt) else None
 
 

@@ -261,22 +261,26 @@ class Progress:
         if quarter > self._quarter:
             self._quarter = quarter
             percent = f"{_GAP}{100 * event.done // event.total} %" if event.total else ""
-            left = _GAP + text if (text := self._left(event)) and self._rate(event) else ""
-            self._err.write(f"{neutralise(event.task)}{_GAP}{_amount(event)}{percent}{self._rate(event)}{left}\n")
+            rate = self._rate(event)
+            left = _GAP + text if rate and (text := self._left(event)) else ""
+            self._err.write(f"{neutralise(event.task)}{_GAP}{_amount(event)}{percent}{rate}{left}\n")
 
     def _rate(self, event: ProgressEvent) -> str:
         """Bytes a second since the task began; nothing for work that is soon over."""
-        seconds, done = time.monotonic() - self._task_started, event.done - self._task_first
-        if event.unit != "bytes" or seconds < 1 or done <= 0:
-            return ""
-        return f"{_GAP}{bytes_text(round(done / seconds))}/s"
+        speed = self._speed(event)
+        return f"{_GAP}{bytes_text(round(speed))}/s" if speed and event.unit == "bytes" else ""
 
     def _left(self, event: ProgressEvent) -> str:
         """The time that the rest takes at the present speed, once that means something."""
-        seconds, done = time.monotonic() - self._task_started, event.done - self._task_first
-        if seconds < 1 or done <= 0 or not event.total or event.done >= event.total:
+        speed = self._speed(event)
+        if not speed or not event.total or event.done >= event.total:
             return ""
-        return f"{seconds_text(seconds * (event.total - event.done) / done)} left"
+        return f"{seconds_text((event.total - event.done) / speed)} left"
+
+    def _speed(self, event: ProgressEvent) -> float | None:
+        """Units a second since the task began; None in its first second, and where nothing is done."""
+        seconds, done = time.monotonic() - self._task_started, event.done - self._task_first
+        return done / seconds if seconds >= 1 and done > 0 else None
 
 
 def _bar(event: ProgressEvent, *, colour: bool) -> str:

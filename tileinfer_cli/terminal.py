@@ -238,11 +238,6 @@ def _terminal_without(stdin: IO[str] | None, *modes: str) -> Iterator[Callable[[
         restore()  # Ctrl-C may have come in the other one, before it did anything
 
 
-def ending_signals() -> list[int]:
-    """Those that end a program in good order, as far as the system has them."""
-    return [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-
-
 def _unread_bytes(descriptor: int) -> int:
     answer = fcntl.ioctl(descriptor, termios.FIONREAD, b"\0" * 4)
     return int.from_bytes(answer, sys.byteorder)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tileinfer_cli.patience import read_line
 from tileinfer_cli.prompt import MAX_PROMPT_BYTES, decode_utf8
-from tileinfer_cli.terminal import ending_signals
+from tileinfer_cli.signals import ENDING
 from tileinfer_core.errors import ContextLengthError, UsageError
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class LineEditor:
         return text if text.strip() else None
 
     def _prompt(self, text: str) -> str:
-        handlers = {number: signal.getsignal(number) for number in ending_signals()}
+        handlers = {number: signal.getsignal(number) for number in ENDING}
         try:
             text = self._session.prompt(PROMPT, default=text, pre_run=self._leave_on_signals)
         finally:
@@ -165,7 +165,7 @@ class LineEditor:
             if not app.is_done:  # by another signal, or by Enter
                 app.exit(exception=SystemExit(128 + number))
 
-        for number in ending_signals():
+        for number in ENDING:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 with contextlib.suppress(NotImplementedError):  # Windows
                     loop.add_signal_handler(number, leave, number)
