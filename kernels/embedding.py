@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
+from kernels.digit_slices import MAX_TOKENS
 from kernels.int8_scales import check_int8
 from kernels.launch import check_array
-from kernels.linear import MAX_TOKENS, check_square_sums, square_slots
+from kernels.linear import check_square_sums, square_slots
 from kernels.notation import HALF, ZERO, Bool, Int
 from kernels.specs import ArraySpec
 

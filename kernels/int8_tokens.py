@@ -46,11 +46,6 @@ def part_floats(arch: str, tokens: int, n: int, k: int, group: int | None = None
     return slices(k) // linear_int8_tokens_config(arch, n, k, group).steps * tokens * n
 
 
-def tokens_square_slots(n: int) -> int:
-    """Entries a token of the `square_sums` that linear_int8_tokens_residual writes."""
-    return max(4, 1 << (slices(n) - 1).bit_length())
-
-
 def check_cut(op: str, c: Int8TokensConfig, k: int, group: int | None) -> int:
     """Columns of a tile, which lies within a group and within a slice."""
     if group is not None and group < NARROWEST:
@@ -122,17 +117,3 @@ def joined(sums, TN: Int, T: Int):
 def token_scales(x_scale, s, T: Int):
     """The tokens' scales of slice s, [1, T]."""
     return ct.load(x_scale, index=(0, s), shape=(T, 1), padding_mode=ZERO, allow_tma=False).reshape((1, T))
-
-
-def sum_of_parts(parts, t, i, S: Int, JN: Int, EVEN: Bool):
-    """The shares of JN rows of token t added up in order, [1, JN]; all loads are issued before one is used."""
-    shares = tuple(plain_tile(parts, (p, t, i), (1, 1, JN), EVEN) for p in ct.static_iter(range(S)))
-    total = ct.zeros((1, 1, JN), dtype=ct.float32)
-    for p in ct.static_iter(range(S)):
-        total = total + shares[p]
-    return total.reshape((1, JN))
-
-
-def floats(array, t, i, JN: Int, EVEN: Bool):
-    """JN entries of row t in float32."""
-    return plain_tile(array, (t, i), (1, JN), EVEN).astype(ct.float32)

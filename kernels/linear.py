@@ -8,13 +8,13 @@
 
 A block first asks for all its weights (plain 16-byte loads, all in flight at once), then waits for the kernel before it
 (PDL), then reads x. So a product streams its weights while its predecessor finishes; docs/kernels.md has what this was
-measured against. For 2 to 8 tokens the wrappers launch the tensor-core form of kernels/linear_tokens.py.
+measured against. kernels/linear_tokens.py has the same products for 2 to 8 tokens.
 
 RMSNorm is folded: the producer of the residual stream writes x·g in the weights' type and each block's Σx², the
 consumer scales its sums by 1/rms at the end. x·g is rounded before it is scaled, where Transformers rounds after: an
 ulp here and there.
 
-Refuses: lengths that a 16-byte load does not divide (multiples of 8), more than 8 tokens.
+Refuses: lengths that a 16-byte load does not divide (multiples of 8), more than one token.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ import cuda.tile as ct
 from kernels import configs
 from kernels.activation import silu_times, xielu_of
 from kernels.launch import check_array, with_hints
-from kernels.linear_tokens import TokensConfig, kernel_and_args, residual_kernel_and_args
 from kernels.notation import HALF, ZERO, Bool, Float, Int
 from kernels.specs import ArraySpec
 
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from kernels.launch import Launcher
     from kernels.shapes import ModelShape
 
-MAX_TOKENS = 8
 PLAIN, SWIGLU, XIELU = 0, 1, 2
 
 
@@ -78,12 +76,12 @@ def linear_rule(n: int, k: int) -> LinearConfig:
     return LinearConfig(min(max(rows, 16 if tile_k <= 64 else 1), 16, 1 << (n - 1).bit_length()), tile_k)
 
 
-def square_slots(arch: str, n: int, k: int, tokens: int = 1) -> int:
-    """Entries a token of the `square_sums` that linear_residual writes: its blocks, rounded up to a power of two.
+def square_slots(arch: str, n: int, k: int) -> int:
+    """Entries of the `square_sums` that linear_residual writes: its blocks, rounded up to a power of two.
 
-    The consumer reads them all, so a buffer longer than this costs time: one for one token, one for several.
+    The consumer reads them all, so a buffer longer than this costs time.
     """
-    tile_n = linear_config(arch, n, k, "linear_residual").tile_n if tokens == 1 else TokensConfig().tile_n
+    tile_n = linear_config(arch, n, k, "linear_residual").tile_n
     return max(4, 1 << (-(-n // tile_n) - 1).bit_length())
 
 
@@ -192,7 +190,7 @@ def linear_residual_kernel(
 
 
 def linear(launcher: Launcher, x: Any, w: Any, y: Any, *, bias: Any = None, config: LinearConfig | None = None) -> None:
-    """y [T, N] = x [T, K] · w [N, K]ᵀ (+ bias [1, N]) for 1 to 8 tokens. y is half or float32.
+    """y [1, N] = x [1, K] · w [N, K]ᵀ (+ bias [1, N]). y is half or float32.
 
     Raises:
         ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernel reads.
@@ -204,7 +202,7 @@ def linear_norm(
     launcher: Launcher, normed: Any, square_sums: Any, w: Any, y: Any, *, eps: float, bias: Any = None,
     config: LinearConfig | None = None,
 ) -> None:  # fmt: skip
-    """y [T, N] = RMSNorm(x) · wᵀ (+ bias), from normed = x·g [T, K] and square_sums [T, NB] that linear_residual or
+    """y [1, N] = RMSNorm(x) · wᵀ (+ bias), from normed = x·g [1, K] and square_sums [1, NB] that linear_residual or
     embedding_decode wrote. The QKV product and the LM head (y float32).
 
     Raises:
@@ -217,7 +215,7 @@ def linear_swiglu(
     launcher: Launcher, normed: Any, square_sums: Any, w: Any, y: Any, *, eps: float, bias: Any = None,
     config: LinearConfig | None = None,
 ) -> None:  # fmt: skip
-    """y [T, N/2] = silu(gate)·up of RMSNorm(x) · wᵀ (+ bias [1, N]); row 2j of w is gate row j, row 2j+1 is up row j.
+    """y [1, N/2] = silu(gate)·up of RMSNorm(x) · wᵀ (+ bias [1, N]); row 2j of w is gate row j, row 2j+1 is up row j.
 
     Raises:
         ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernel reads.
@@ -229,7 +227,7 @@ def linear_xielu(
     launcher: Launcher, normed: Any, square_sums: Any, w: Any, alphas: Any, y: Any, *, eps: float,
     config: LinearConfig | None = None,
 ) -> None:  # fmt: skip
-    """y [T, N] = xIELU(RMSNorm(x) · wᵀ). alphas: float32 [2], see kernels.activation.
+    """y [1, N] = xIELU(RMSNorm(x) · wᵀ). alphas: float32 [2], see kernels.activation.
 
     Raises:
         ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernel reads.
@@ -242,34 +240,28 @@ def linear_residual(
     launcher: Launcher, x: Any, w: Any, stream: Any, gain: Any, normed: Any, square_sums: Any, *, bias: Any = None,
     config: LinearConfig | None = None,
 ) -> None:  # fmt: skip
-    """stream [T, N] float32 += x [T, K] · w [N, K]ᵀ (+ bias), then normed = stream·gain and partial sums of squares.
+    """stream [1, N] float32 += x [1, K] · w [N, K]ᵀ (+ bias), then normed = stream·gain and partial sums of squares.
 
-    `gain` [1, N] is the weight of the RMSNorm that comes next. square_sums [T, NB]: NB a power of two, `square_slots`
-    or more; entries past the blocks are never written and must be zero. `config` is for one token.
+    `gain` [1, N] is the weight of the RMSNorm that comes next. square_sums [1, NB]: NB a power of two, `square_slots`
+    or more; entries past the blocks are never written and must be zero.
 
     Raises:
         ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernel reads.
     """
     op = "linear_residual"
-    tokens, n, k = check_product(op, x, w, bias)
+    n, k = check_product(op, x, w, bias)
     half = str(w.dtype)
-    check_array(f"{op}: stream", stream, (tokens, n), "float32", align=16)
+    check_array(f"{op}: stream", stream, (1, n), "float32", align=16)
     check_array(f"{op}: gain", gain, (1, n), half, "float32", align=16)
-    check_array(f"{op}: normed", normed, (tokens, n), half, align=16)
-    slots = check_square_sums(op, square_sums, tokens)
-    if tokens > 1:
-        form = TokensConfig()
-        kernel, blocks, args = residual_kernel_and_args(
-            form, w, x, bias, stream, gain, normed, square_sums, launcher.pdl
-        )
-        launcher(_hinted(kernel, form), (blocks, 1, 1), args)
-        return
+    check_array(f"{op}: normed", normed, (1, n), half, align=16)
+    slots = check_square_sums(op, square_sums, 1)
     config = config or linear_config(launcher.arch, n, k, op)
     blocks = -(-n // config.tile_n)
     if slots < blocks:
         raise ValueError(f"{op}: square_sums has {slots} entries a token, its {blocks} blocks need as many")
     even = n % config.tile_n == 0 and k % config.tile_k == 0
-    args = (w, x, x if bias is None else bias, stream, gain, normed, square_sums, config.tile_n, config.tile_k)
+    args: tuple[Any, ...] = (w, x, x if bias is None else bias, stream, gain, normed, square_sums)
+    args += (config.tile_n, config.tile_k)
     args += (-(-k // config.tile_k), bias is not None, even, launcher.pdl)
     launcher(_hinted(linear_residual_kernel, config), (blocks, 1, 1), args)
 
@@ -278,21 +270,16 @@ def _launch(
     launcher: Launcher, op: str, x: Any, w: Any, square_sums: Any, y: Any, extra: Any, act: int, eps: float,
     config: LinearConfig | None,
 ) -> None:  # fmt: skip
-    tokens, n, k = check_product(op, x, w, extra if act != XIELU else None)
+    n, k = check_product(op, x, w, extra if act != XIELU else None)
     outputs = ("float32", str(w.dtype)) if act == PLAIN else (str(w.dtype),)
-    check_array(f"{op}: y", y, (tokens, n // 2 if act == SWIGLU else n), *outputs, align=16)
-    slots = 1 if square_sums is None else check_square_sums(op, square_sums, tokens)
-    if tokens > 1:
-        form, biased = TokensConfig(), extra is not None and act != XIELU
-        kernel, blocks, args = kernel_and_args(form, w, x, square_sums, extra, y, act, eps, biased, launcher.pdl)
-        launcher(_hinted(kernel, form), (blocks, 1, 1), args)
-        return
+    check_array(f"{op}: y", y, (1, n // 2 if act == SWIGLU else n), *outputs, align=16)
+    slots = 1 if square_sums is None else check_square_sums(op, square_sums, 1)
     config = config or linear_config(launcher.arch, n, k, op)
     if act == SWIGLU and config.tile_n < 2:
         config = LinearConfig(2, config.tile_k, config.occupancy)
     even = n % config.tile_n == 0 and k % config.tile_k == 0
     norm, bias = square_sums is not None, extra is not None and act != XIELU
-    args = (w, x, square_sums if norm else x, x if extra is None else extra, y, k, slots, float(eps))
+    args: tuple[Any, ...] = (w, x, square_sums if norm else x, x if extra is None else extra, y, k, slots, float(eps))
     args += (
         config.tile_n,
         config.tile_k,
@@ -306,24 +293,22 @@ def _launch(
     launcher(_hinted(linear_kernel, config), (-(-n // config.tile_n), 1, 1), args)
 
 
-def _hinted(kernel: Any, config: LinearConfig | TokensConfig) -> Any:
+def _hinted(kernel: Any, config: LinearConfig) -> Any:
     return kernel if config.occupancy is None else with_hints(kernel, occupancy=config.occupancy)
 
 
-def check_product(op: str, x: Any, w: Any, bias: Any) -> tuple[int, int, int]:
-    """Tokens, rows, columns."""
+def check_product(op: str, x: Any, w: Any, bias: Any) -> tuple[int, int]:
+    """Rows and columns of the weight."""
     check_array(f"{op}: w", w, (None, None), *HALF, align=16)
     n, k = w.shape
-    check_array(f"{op}: x", x, (None, None), str(w.dtype), align=16)
+    check_array(f"{op}: x", x, (1, None), str(w.dtype), align=16)
     if x.shape[1] != k:
         raise ValueError(f"{op}: x has {x.shape[1]} columns, the weight expects {k}")
-    if x.shape[0] > MAX_TOKENS:
-        raise ValueError(f"{op}: x has {x.shape[0]} tokens, at most {MAX_TOKENS} fit; longer inputs are for prefill")
     if k % 8:
         raise ValueError(f"{op}: the weight has {k} columns, expected a multiple of 8 (16 bytes)")
     if bias is not None:
         check_array(f"{op}: bias", bias, (1, n), str(w.dtype), "float32", align=16)
-    return x.shape[0], n, k
+    return n, k
 
 
 def check_square_sums(op: str, square_sums: Any, tokens: int) -> int:
@@ -335,26 +320,23 @@ def check_square_sums(op: str, square_sums: Any, tokens: int) -> int:
     return slots
 
 
-def model_launches(launcher: Launcher, model: ModelShape, dtype: str, tokens: int = 1) -> None:
+def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
     """The five products of a step, in their order."""
 
     def array(*shape: int, of: str = dtype) -> ArraySpec:
         return ArraySpec(shape, of)
 
     weights = {name: array(*shape) for name, shape in model.products.items()}
-    stream, normed = array(tokens, model.hidden, of="float32"), array(tokens, model.hidden)
-    gain, act = array(1, model.hidden, of="float32"), array(tokens, model.ffn)
+    stream, normed = array(1, model.hidden, of="float32"), array(1, model.hidden)
+    gain, act = array(1, model.hidden, of="float32"), array(1, model.ffn)
     o_sums, down_sums = (
-        array(tokens, square_slots(launcher.arch, *model.products[name], tokens), of="float32")
-        for name in ("o", "down")
+        array(1, square_slots(launcher.arch, *model.products[name]), of="float32") for name in ("o", "down")
     )
     qkv_bias = array(1, model.qkv_rows) if model.qkv_bias else None
     o_bias = array(1, model.hidden) if model.o_bias else None
     up_bias, down_bias = (array(1, n) if model.mlp_bias else None for n in (model.up_rows, model.hidden))
-    attended, logits = array(tokens, model.attention_width), array(tokens, model.vocab, of="float32")
-    linear_norm(
-        launcher, normed, down_sums, weights["qkv"], array(tokens, model.qkv_rows), eps=model.eps, bias=qkv_bias
-    )
+    attended, logits = array(1, model.attention_width), array(1, model.vocab, of="float32")
+    linear_norm(launcher, normed, down_sums, weights["qkv"], array(1, model.qkv_rows), eps=model.eps, bias=qkv_bias)
     linear_residual(launcher, attended, weights["o"], stream, gain, normed, o_sums, bias=o_bias)
     if model.activation == "xielu":
         linear_xielu(launcher, normed, o_sums, weights["up"], array(2, of="float32"), act, eps=model.eps)

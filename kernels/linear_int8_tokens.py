@@ -9,8 +9,8 @@
 Two launches each. The first multiplies: weights on M, the tokens' digits (kernels/digit_slices.py) on N, two columns a
 token. A block owns some rows and one or more slices of 512 columns, so that products of few rows fill the GPU too; it
 asks for all its weights before it waits for the kernel before it. int32 sums of a slice are exact, scaled
-in float32 and stored as shares. The second launch adds the shares of a token in order, ends the product, and makes the
-digits that the next product wants.
+in float32 and stored as shares. The second launch (kernels/tokens_join.py) adds the shares of a token, ends the
+product, and makes the digits that the next product wants.
 
 Refuses: more than 8 tokens, groups of fewer than 32 columns (the narrowest product of bytes).
 """
@@ -21,33 +21,32 @@ from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
-from kernels.digit_slices import MAX_TOKENS, SLICE, check_digits, columns, digit_shapes, slices, store_digits
+from kernels.digit_slices import MAX_TOKENS, SLICE, check_digits, columns, digit_shapes, slices
 from kernels.int8_scales import check_int8
 from kernels.int8_tokens import (
     Int8TokensConfig,
     check_cut,
     digit_tile,
     early_tile,
-    floats,
     joined,
     linear_int8_tokens_config,
     part_floats,
     run_scales,
     slice_sums,
-    sum_of_parts,
     token_scales,
-    tokens_square_slots,
 )
-from kernels.launch import Together, check_array, with_hints
-from kernels.linear import PLAIN, SWIGLU, XIELU, activated, alphas, check_square_sums
+from kernels.launch import check_array, with_hints
+from kernels.linear import PLAIN, SWIGLU, XIELU
 from kernels.linear_int8 import GROUP
-from kernels.notation import HALF, Bool, Float, Int
+from kernels.notation import HALF, Bool, Int
 from kernels.specs import ArraySpec
+from kernels.tokens_join import both, join, join_residual, tokens_square_slots
 
 if TYPE_CHECKING:
     from kernels.digit_slices import Digits
     from kernels.launch import Launcher
     from kernels.shapes import ModelShape
+    from kernels.tokens_join import Launch
 
 
 @ct.kernel
@@ -78,71 +77,6 @@ def linear_int8_tokens_kernel(
         total = total + joined(sums, TN, T) * of_tokens[s]
     out = ct.permute(total, (1, 0)).reshape((1, T, TN))
     ct.store(parts, index=(p, 0, i), tile=out, allow_tma=False)
-
-
-@ct.kernel
-def join_int8_tokens_kernel(
-    parts, square_sums, extra, y, digits, x_scale, K: Int, NB: Int, EPS: Float, S: Int, JN: Int, NORM: Bool, BIAS: Bool,
-    ACT: Int, DIGITS: Bool, EVEN: Bool, PDL: Bool,
-):  # fmt: skip
-    """y[t, n] = act(Σ_p parts[p, t, n] / rms_t + bias[n]), rms² = Σ square_sums / K + ε; with DIGITS also y in digits.
-
-    parts [S, T, N] float32; square_sums [T, NB] float32 (NORM); extra: bias [1, N] (BIAS) or xIELU's two numbers [2]
-    float32 (ACT = XIELU), else unused; y [T, N or N/2] half or float32; digits [columns, N or N/2] int8, x_scale
-    [T, slices] float32 (DIGITS). Grid (ceil(N / JN), T): JN rows of one token, a slice of y where there are digits.
-    float32, one rounding at the store; digits are made of what is not rounded yet. EVEN: JN divides N, nothing is
-    checked; else edges read 0 and stores past N are dropped.
-    """
-    i, t = ct.bid(0), ct.bid(1)
-    if PDL:
-        ct.grid_dependency_control_launch_dependents()
-    if BIAS:
-        bias = floats(extra, 0, i, JN, EVEN)
-    numbers = alphas(extra, ACT)
-    if PDL:
-        ct.grid_dependency_control_wait()
-    if NORM:
-        sums = ct.load(square_sums, index=(t, 0), shape=(1, NB), allow_tma=False, check_bounds=False)
-    out = sum_of_parts(parts, t, i, S, JN, EVEN)
-    if NORM:
-        out = out * ct.rsqrt(ct.sum(sums, axis=1, keepdims=True) * (1.0 / K) + EPS)
-    if BIAS:
-        out = out + bias
-    out = activated(out, numbers, ACT, JN)
-    ct.store(y, index=(t, i), tile=out.astype(y.dtype), allow_tma=False, check_bounds=not EVEN)
-    if DIGITS:
-        store_digits(out, digits, x_scale, t, i, EVEN)
-
-
-@ct.kernel
-def join_residual_int8_tokens_kernel(
-    parts, extra, stream, gain, normed, square_sums, digits, x_scale, S: Int, BIAS: Bool, EVEN: Bool, PDL: Bool
-):
-    """stream[t, n] += Σ_p parts[p, t, n] + bias[n]; normed = stream·gain, also in digits; square_sums = Σ stream².
-
-    parts [S, T, N] float32; extra: bias [1, N] (BIAS), else unused; stream [T, N] float32, read and written; gain
-    [1, N] half or float32; normed [T, N] half; square_sums [T, ≥ blocks] float32; digits [columns, N] int8, x_scale
-    [T, slices] float32. Grid (ceil(N / 512), T): a slice of one token. float32; normed is rounded, and digits are made
-    of what is not rounded. EVEN: slices divide N, nothing is checked; else edges read 0 and stores past N are dropped.
-    """
-    i, t = ct.bid(0), ct.bid(1)
-    if PDL:
-        ct.grid_dependency_control_launch_dependents()
-    g = floats(gain, 0, i, SLICE, EVEN)
-    if BIAS:
-        bias = floats(extra, 0, i, SLICE, EVEN)
-    if PDL:
-        ct.grid_dependency_control_wait()
-    old = floats(stream, t, i, SLICE, EVEN)
-    out = sum_of_parts(parts, t, i, S, SLICE, EVEN) + old
-    if BIAS:
-        out = out + bias
-    ct.store(stream, index=(t, i), tile=out, allow_tma=False, check_bounds=not EVEN)
-    scaled = out * g
-    ct.store(normed, index=(t, i), tile=scaled.astype(normed.dtype), allow_tma=False, check_bounds=not EVEN)
-    squares = ct.sum(out * out, axis=1, keepdims=True)
-    ct.store(square_sums, index=(t, i), tile=squares, allow_tma=False, check_bounds=False)
-    store_digits(scaled, digits, x_scale, t, i, EVEN)
 
 
 # -- wrappers
@@ -218,22 +152,10 @@ def linear_int8_tokens_residual(
     """
     op = "linear_int8_tokens_residual"
     check_array(f"{op}: stream", stream, (None, None), "float32", align=16)
-    tokens = int(stream.shape[0])
-    product, n, _ = _product(launcher, op, (x, w, scale, parts), tokens, bias, config)
-    check_array(f"{op}: stream", stream, (tokens, n), "float32", align=16)
-    check_array(f"{op}: gain", gain, (1, n), *HALF, "float32", align=16)
-    check_array(f"{op}: normed", normed, (tokens, n), *HALF, align=16)
-    check_digits(op, digits, tokens, n)
-    slots, blocks = check_square_sums(op, square_sums, tokens), slices(n)
-    if slots < blocks:
-        raise ValueError(f"{op}: square_sums has {slots} entries a token, its {blocks} blocks need as many")
+    product, _ = _product(launcher, op, (x, w, scale, parts), int(stream.shape[0]), bias, config)
     shares = product[2][4]
-    together = Together(launcher)
-    together(*product)
-    arrays = (shares, shares if bias is None else bias, stream, gain, normed, square_sums, *digits)
-    constants = (int(shares.shape[0]), bias is not None, n % SLICE == 0, launcher.pdl)
-    together(join_residual_int8_tokens_kernel, (blocks, tokens, 1), (*arrays, *constants))
-    together.launch()
+    end = join_residual(launcher, op, shares, stream, gain, normed, square_sums, bias, digits)
+    both(launcher, product, end)
 
 
 Inputs = tuple[Any, Any, Any, Any]  # digits and scales of the tokens, the weight and its scales, workspace
@@ -244,32 +166,14 @@ def _launch(
     config: Int8TokensConfig | None, digits: Digits | None = None,
 ) -> None:  # fmt: skip
     check_array(f"{op}: y", y, (None, None), "float32", *HALF, align=16)
-    tokens = int(y.shape[0])
-    product, n, k = _product(launcher, op, inputs, tokens, extra if act != XIELU else None, config)
-    outputs = ("float32", *HALF) if act == PLAIN else HALF
-    if act == SWIGLU and n % 2:
-        raise ValueError(f"{op}: w has {n} rows, expected gate and up rows in pairs")
-    made = n // 2 if act == SWIGLU else n
-    check_array(f"{op}: y", y, (tokens, made), *outputs, align=16)
-    slots = 1 if square_sums is None else check_square_sums(op, square_sums, tokens)
-    if digits is not None:
-        check_digits(op, digits, tokens, made)
-    shares, width = product[2][4], 2 * SLICE if act == SWIGLU else SLICE
-    norm, bias = square_sums is not None, extra is not None and act != XIELU
-    arrays = (shares, square_sums if norm else shares, shares if extra is None else extra, y)
-    into = digits or (shares, shares)
-    constants = (k, slots, float(eps), int(shares.shape[0]), width, norm, bias, act, digits is not None)
-    together = Together(launcher)
-    together(*product)
-    args = (*arrays, *into, *constants, n % width == 0, launcher.pdl)
-    together(join_int8_tokens_kernel, (-(-n // width), tokens, 1), args)
-    together.launch()
+    product, k = _product(launcher, op, inputs, int(y.shape[0]), extra if act != XIELU else None, config)
+    both(launcher, product, join(launcher, op, product[2][4], square_sums, y, extra, act, k, eps, digits))
 
 
 def _product(
     launcher: Launcher, op: str, inputs: Inputs, tokens: int, bias: Any, config: Int8TokensConfig | None
-) -> tuple[tuple[Any, tuple[int, int, int], tuple[Any, ...]], int, int]:
-    """The product's launch, whose fifth argument is the shares [S, T, N] in the workspace; rows and columns of w."""
+) -> tuple[Launch, int]:
+    """The product's launch, whose fifth argument is the shares [S, T, N] in the workspace; columns of w."""
     x, w, scale, parts = inputs
     n, k, group = check_int8(op, w, scale)
     check_digits(op, x, tokens, k)
@@ -289,7 +193,7 @@ def _product(
     args = (w, scale, *x, room, c.tile_n, tile_k, c.steps, group or 0, columns(tokens), even, launcher.pdl)
     kernel = linear_int8_tokens_kernel
     hinted = kernel if c.occupancy is None else with_hints(kernel, occupancy=c.occupancy)
-    return (hinted, (-(-n // c.tile_n), shares, 1), args), n, k
+    return (hinted, (-(-n // c.tile_n), shares, 1), args), k
 
 
 def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:

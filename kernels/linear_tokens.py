@@ -1,8 +1,19 @@
-"""Weight products for 2 to 8 tokens (a verify step) through the tensor cores: weights on M, tokens on N.
+"""Weight products of a verify step, half precision: linear.py's for 2 to 8 tokens, through the tensor cores.
 
-The same products and fused endings as kernels/linear.py, which chooses between the two forms. W comes through a TMA
-ring in tiles of tile_n × tile_k, tokens are padded to 8 columns by the load. The sum over K is in
-one block: split, somebody must add the parts.
+    linear_tokens_norm      y = RMSNorm(x) Wᵀ (+ bias), the norm folded in as in kernels/linear.py; also the LM head
+    linear_tokens_swiglu    the same, then silu(gate)·up on interleaved rows
+    linear_tokens_xielu     the same, then xIELU
+    linear_tokens_residual  stream += x Wᵀ (+ bias), and what the next RMSNorm needs
+
+Two launches each. The first multiplies: weights on M, the tokens on N, of which there are always eight. A block owns
+some rows and a share of the columns, so that products of few rows fill the GPU too; it asks for all its weights, by
+plain loads, before it waits for the kernel before it: what fills a ring of TMA would wait too. The second
+(kernels/tokens_join.py) adds the shares of a token and ends the product.
+
+Arrays that a product reads tokens from have eight rows; those past the tokens are read, and what comes of them is
+dropped.
+
+Refuses: more than 8 tokens, lengths that a 16-byte load does not divide (multiples of 8).
 """
 
 from __future__ import annotations
@@ -12,139 +23,218 @@ from typing import TYPE_CHECKING, Any
 
 import cuda.tile as ct
 
-from kernels.activation import silu_times, xielu_of
-from kernels.notation import ZERO, Bool, Float, Int
+from kernels.configs import configured
+from kernels.digit_slices import MAX_TOKENS
+from kernels.launch import check_array, with_hints
+from kernels.linear import PLAIN, SWIGLU, XIELU, plain_tile
+from kernels.notation import HALF, ZERO, Bool, Int
+from kernels.specs import ArraySpec
+from kernels.tokens_join import both, join, join_residual, tokens_square_slots
 
 if TYPE_CHECKING:
     from kernels.launch import Launcher
     from kernels.shapes import ModelShape
+    from kernels.tokens_join import Launch
 
 COLUMNS = 8  # the narrowest N of an mma; tile_n · COLUMNS must reach 512, else the product leaves the tensor cores
-SWIGLU, XIELU = 1, 2  # as in kernels.linear
+MOST_SHARES = 48  # whose loads a thread of the second launch has in flight at once
 
 
 @dataclass(frozen=True)
 class TokensConfig:
-    """tile_n: rows of W a block owns, at least 64. tile_k: columns a step. occupancy sets the depth of the TMA ring."""
+    """How one block of a product is cut.
+
+    Attributes:
+        tile_n: rows of W a block owns, 64 or 128.
+        tile_k: columns of one load and product.
+        steps: at most so many of them a block, a share of the columns; fewer where shares would not be equal.
+        occupancy: blocks per SM the compiler should make room for; None leaves the registers alone.
+    """
 
     tile_n: int = 64
     tile_k: int = 128
-    occupancy: int | None = 4
+    steps: int = 4
+    occupancy: int | None = None
 
 
-def _product(w, x, i, TN: Int, TK: Int, NK: Int):
-    """[TN, 8] float32: the block's rows times the tokens. Edges of W and x are filled with zeros."""
+def linear_tokens_config(arch: str, n: int, k: int) -> TokensConfig:
+    """The row of configs/<arch>.json for a weight of n rows and k columns, or the rule."""
+    return configured(TokensConfig, "linear_tokens", arch, n=n, k=k)
+
+
+def cut(config: TokensConfig, k: int) -> tuple[int, int]:
+    """Steps of a block and shares of k columns, all of the same number of tiles."""
+    tiles = -(-k // config.tile_k)
+    steps = next(s for s in range(min(config.steps, tiles), 0, -1) if tiles % s == 0)
+    while tiles // steps > MOST_SHARES:
+        steps = next(s for s in range(steps + 1, tiles + 1) if tiles % s == 0)
+    return steps, tiles // steps
+
+
+def part_floats(arch: str, tokens: int, n: int, k: int) -> int:
+    """Length of the workspace `parts` for a product."""
+    return cut(linear_tokens_config(arch, n, k), k)[1] * tokens * n
+
+
+def token_tile(x, j, TK: Int, EVEN: Bool):
+    """Columns j · TK … of the eight tokens, [TK, 8]."""
+    if EVEN:
+        return ct.load(x, index=(j, 0), shape=(TK, COLUMNS), order=(1, 0), allow_tma=False, check_bounds=False)
+    return ct.load(x, index=(j, 0), shape=(TK, COLUMNS), order=(1, 0), allow_tma=False, padding_mode=ZERO)
+
+
+@ct.kernel
+def linear_tokens_kernel(w, x, parts, TN: Int, TK: Int, STEPS: Int, EVEN: Bool, PDL: Bool):
+    """parts[p, t, n] = Σ_k w[n, k] x[t, k] over the p-th share of the columns.
+
+    w [N, K], x [8, K] half; parts [shares, T, N] float32, T ≤ 8. Grid (ceil(N / TN), shares): TN rows, STEPS tiles of
+    TK columns. Products of half in float32 sums. EVEN: TN divides N and TK divides K, and nothing is checked but the
+    tokens; else edges read 0 and stores past N are dropped.
+    """
+    i, p = ct.bid(0), ct.bid(1)
+    if PDL:
+        ct.grid_dependency_control_launch_dependents()
+    tiles = tuple(plain_tile(w, (i, p * STEPS + j), (TN, TK), EVEN) for j in ct.static_iter(range(STEPS)))
+    if PDL:
+        ct.grid_dependency_control_wait()
+    xs = tuple(token_tile(x, p * STEPS + j, TK, EVEN) for j in ct.static_iter(range(STEPS)))
     total = ct.zeros((TN, COLUMNS), dtype=ct.float32)
-    for k in range(NK):
-        wt = ct.load(w, index=(i, k), shape=(TN, TK), padding_mode=ZERO)
-        xt = ct.load(x, index=(k, 0), shape=(TK, COLUMNS), order=(1, 0), padding_mode=ZERO)
-        total = ct.mma(wt, xt, total)
-    return total
+    for j in ct.static_iter(range(STEPS)):
+        total = ct.mma(tiles[j], xs[j], total)
+    out = ct.permute(total, (1, 0)).reshape((1, COLUMNS, TN))
+    ct.store(parts, index=(p, 0, i), tile=out, allow_tma=False)  # tokens past the last are dropped
 
 
-def _scales(square_sums, K: Int, NB: Int, EPS: Float):
-    """1 / rms of each token, [1, 8]; columns past the tokens hold 1/√ε, which nothing reads."""
-    sums = ct.load(square_sums, index=(0, 0), shape=(COLUMNS, NB), padding_mode=ZERO, allow_tma=False)
-    return ct.rsqrt(ct.sum(sums, axis=1).reshape((1, COLUMNS)) * (1.0 / K) + EPS)
+# -- wrappers
 
 
-@ct.kernel
-def linear_tokens_kernel(
-    w, x, square_sums, extra, y, K: Int, NB: Int, EPS: Float, TN: Int, TK: Int, NK: Int, NORM: Bool, BIAS: Bool,
-    ACT: Int, PDL: Bool,
-):  # fmt: skip
-    """y[t, n] = act(Σ_k W[n, k] x[t, k] / rms_t + bias[n]) as in linear_kernel, for up to 8 tokens.
+def linear_tokens_norm(
+    launcher: Launcher, normed: Any, square_sums: Any, w: Any, parts: Any, y: Any, *, eps: float, bias: Any = None,
+    config: TokensConfig | None = None,
+) -> None:  # fmt: skip
+    """y [T, N] half or float32 = RMSNorm(x) · w [N, K]ᵀ (+ bias [1, N]), from normed = x·g [8, K] and square_sums
+    [T, NB]; `parts` float32, a workspace of at least `part_floats`.
 
-    w [N, K], x [T, K] half; square_sums [T, NB] float32; extra: bias [1, N] or xIELU's numbers [2]; y [T, N or N/2].
-    Grid: ceil(N / TN) blocks of TN rows. Products of half in float32 sums, one rounding at the store.
-    Tiles may hang over N, K and T: zeros in, nothing out.
+    Raises:
+        ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernels read.
     """
-    i = ct.bid(0)
-    if PDL:
-        ct.grid_dependency_control_launch_dependents()
-        ct.grid_dependency_control_wait()
-    out = _product(w, x, i, TN, TK, NK)
-    if NORM:
-        out = out * _scales(square_sums, K, NB, EPS)
-    if BIAS:
-        out = out + ct.load(
-            extra, index=(i, 0), shape=(TN, 1), order=(1, 0), padding_mode=ZERO, allow_tma=False
-        ).astype(ct.float32)
-    if ACT == XIELU:
-        positive = ct.load(extra, index=(0,), shape=(1,), check_bounds=False).reshape((1, 1))
-        negative = ct.load(extra, index=(1,), shape=(1,), check_bounds=False).reshape((1, 1))
-        out = xielu_of(out, positive, negative)
-    if ACT == SWIGLU:
-        pairs = out.reshape((TN // 2, 2, COLUMNS))
-        gate = ct.extract(pairs, (0, 0, 0), (TN // 2, 1, COLUMNS)).reshape((TN // 2, COLUMNS))
-        up = ct.extract(pairs, (0, 1, 0), (TN // 2, 1, COLUMNS)).reshape((TN // 2, COLUMNS))
-        out = silu_times(gate, up)
-    ct.store(y, index=(i, 0), tile=out.astype(y.dtype), order=(1, 0), allow_tma=False)
+    _launch(launcher, "linear_tokens_norm", (normed, w, parts), square_sums, y, bias, PLAIN, eps, config)
 
 
-@ct.kernel
-def linear_residual_tokens_kernel(
-    w, x, extra, stream, gain, normed, square_sums, TN: Int, TK: Int, NK: Int, BIAS: Bool, PDL: Bool
-):
-    """stream += x Wᵀ + bias, normed = stream·gain, square_sums[t, block] = Σ stream², as in linear_residual_kernel.
+def linear_tokens_swiglu(
+    launcher: Launcher, normed: Any, square_sums: Any, w: Any, parts: Any, y: Any, *, eps: float, bias: Any = None,
+    config: TokensConfig | None = None,
+) -> None:  # fmt: skip
+    """y [T, N/2] half = silu(gate)·up of RMSNorm(x) · wᵀ (+ bias [1, N]); row 2j of w is gate row j, row 2j+1 is up
+    row j.
 
-    w [N, K], x [T, K] half; stream [T, N] float32, read and written; gain, bias [1, N]; normed [T, N] half; square_sums
-    [T, ≥ blocks] float32. Grid: ceil(N / TN) blocks of TN rows. float32 but for the product's operands and normed.
-    Tiles may hang over N, K and T: zeros in, nothing out.
+    Raises:
+        ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernels read.
     """
-    i = ct.bid(0)
-    if PDL:
-        ct.grid_dependency_control_launch_dependents()
-    g = ct.load(gain, index=(i, 0), shape=(TN, 1), order=(1, 0), padding_mode=ZERO, allow_tma=False).astype(ct.float32)
-    if PDL:
-        ct.grid_dependency_control_wait()
-    old = ct.load(stream, index=(i, 0), shape=(TN, COLUMNS), order=(1, 0), padding_mode=ZERO, allow_tma=False)
-    out = _product(w, x, i, TN, TK, NK) + old
-    if BIAS:
-        out = out + ct.load(
-            extra, index=(i, 0), shape=(TN, 1), order=(1, 0), padding_mode=ZERO, allow_tma=False
-        ).astype(ct.float32)
-    ct.store(stream, index=(i, 0), tile=out, order=(1, 0), allow_tma=False)
-    ct.store(normed, index=(i, 0), tile=(out * g).astype(normed.dtype), order=(1, 0), allow_tma=False)
-    row = i * TN + ct.arange(TN, dtype=ct.int32).reshape((TN, 1))
-    squares = ct.sum(ct.where(row < w.shape[0], out * out, 0.0), axis=0, keepdims=True)
-    ct.store(square_sums, index=(i, 0), tile=squares, order=(1, 0), allow_tma=False)
+    _launch(launcher, "linear_tokens_swiglu", (normed, w, parts), square_sums, y, bias, SWIGLU, eps, config)
 
 
-def kernel_and_args(
-    config: TokensConfig,
-    w: Any,
-    x: Any,
-    square_sums: Any,
-    extra: Any,
-    y: Any,
-    act: int,
-    eps: float,
-    bias: bool,
-    pdl: bool,
-) -> tuple[Any, int, tuple[Any, ...]]:
-    """linear_tokens_kernel with blocks and arguments, for arrays that kernels.linear has checked."""
-    n, k = w.shape
-    slots = 1 if square_sums is None else int(square_sums.shape[1])
-    args: tuple[Any, ...] = (w, x, x if square_sums is None else square_sums, x if extra is None else extra, y)
-    args += (k, slots, float(eps))
-    args += (config.tile_n, config.tile_k, -(-k // config.tile_k), square_sums is not None, bias, act, pdl)
-    return linear_tokens_kernel, -(-n // config.tile_n), args
+def linear_tokens_xielu(
+    launcher: Launcher, normed: Any, square_sums: Any, w: Any, parts: Any, alphas: Any, y: Any, *, eps: float,
+    config: TokensConfig | None = None,
+) -> None:  # fmt: skip
+    """y [T, N] half = xIELU(RMSNorm(x) · wᵀ). alphas: float32 [2], see kernels.activation.
+
+    Raises:
+        ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernels read.
+    """
+    check_array("linear_tokens_xielu: alphas", alphas, (2,), "float32")
+    _launch(launcher, "linear_tokens_xielu", (normed, w, parts), square_sums, y, alphas, XIELU, eps, config)
 
 
-def residual_kernel_and_args(
-    config: TokensConfig, w: Any, x: Any, bias: Any, stream: Any, gain: Any, normed: Any, square_sums: Any, pdl: bool
-) -> tuple[Any, int, tuple[Any, ...]]:
-    """linear_residual_tokens_kernel with blocks and arguments, for arrays that kernels.linear has checked."""
-    n, k = w.shape
-    args: tuple[Any, ...] = (w, x, x if bias is None else bias, stream, gain, normed, square_sums)
-    args += (config.tile_n, config.tile_k)
-    args += (-(-k // config.tile_k), bias is not None, pdl)
-    return linear_residual_tokens_kernel, -(-n // config.tile_n), args
+def linear_tokens_residual(
+    launcher: Launcher, x: Any, w: Any, parts: Any, stream: Any, gain: Any, normed: Any, square_sums: Any, *,
+    bias: Any = None, config: TokensConfig | None = None,
+) -> None:  # fmt: skip
+    """stream [T, N] float32 += x [8, K] · w [N, K]ᵀ (+ bias), then normed [T, N] = stream·gain and partial sums of
+    squares.
+
+    `gain` [1, N] is the weight of the RMSNorm that comes next. square_sums [T, NB]: NB a power of two,
+    `tokens_square_slots` or more; entries past the blocks are never written and must be zero.
+
+    Raises:
+        ValueError, TypeError: an array's shape, layout, alignment or type is not what the kernels read.
+    """
+    op = "linear_tokens_residual"
+    check_array(f"{op}: stream", stream, (None, None), "float32", align=16)
+    product, _ = _product(launcher, op, (x, w, parts), int(stream.shape[0]), bias, config)
+    end = join_residual(launcher, op, product[2][2], stream, gain, normed, square_sums, bias)
+    both(launcher, product, end)
+
+
+Inputs = tuple[Any, Any, Any]  # tokens, the weight, workspace
+
+
+def _launch(
+    launcher: Launcher, op: str, inputs: Inputs, square_sums: Any, y: Any, extra: Any, act: int, eps: float,
+    config: TokensConfig | None,
+) -> None:  # fmt: skip
+    check_array(f"{op}: y", y, (None, None), "float32", *HALF, align=16)
+    product, k = _product(launcher, op, inputs, int(y.shape[0]), extra if act != XIELU else None, config)
+    both(launcher, product, join(launcher, op, product[2][2], square_sums, y, extra, act, k, eps))
+
+
+def _product(
+    launcher: Launcher, op: str, inputs: Inputs, tokens: int, bias: Any, config: TokensConfig | None
+) -> tuple[Launch, int]:
+    """The product's launch, whose third argument is the shares [S, T, N] in the workspace; columns of w."""
+    x, w, parts = inputs
+    check_array(f"{op}: w", w, (None, None), *HALF, align=16)
+    n, k = map(int, w.shape)
+    if k % 8:
+        raise ValueError(f"{op}: the weight has {k} columns, expected a multiple of 8 (16 bytes)")
+    if tokens > MAX_TOKENS:
+        raise ValueError(f"{op}: {tokens} tokens, at most {MAX_TOKENS} fit; longer inputs are for prefill")
+    check_array(f"{op}: x", x, (COLUMNS, k), str(w.dtype), align=16)
+    if bias is not None:
+        check_array(f"{op}: bias", bias, (1, n), *HALF, "float32", align=16)
+    c = config or linear_tokens_config(launcher.arch, n, k)
+    steps, shares = cut(c, k)
+    check_array(f"{op}: parts", parts, (None,), "float32", align=16)
+    if int(parts.shape[0]) < shares * tokens * n:
+        raise ValueError(
+            f"{op}: parts has {parts.shape[0]} entries, expected {shares * tokens * n}: {shares} shares of {tokens} "
+            f"tokens and {n} rows"
+        )
+    room = parts[: shares * tokens * n].reshape(shares, tokens, n)
+    even = n % c.tile_n == 0 and k % c.tile_k == 0
+    kernel = linear_tokens_kernel
+    hinted = kernel if c.occupancy is None else with_hints(kernel, occupancy=c.occupancy)
+    args = (w, x, room, c.tile_n, c.tile_k, steps, even, launcher.pdl)
+    return (hinted, (-(-n // c.tile_n), shares, 1), args), k
 
 
 def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
-    """The five products of a verify step; lengths of 2 to 8 tokens are one specialisation."""
-    from kernels import linear  # which imports this file
+    """The five products of a verify step of 8 tokens; numbers of tokens are told apart by nothing."""
+    tokens = MAX_TOKENS
 
-    linear.model_launches(launcher, model, dtype, tokens=8)
+    def array(*shape: int, of: str = dtype) -> ArraySpec:
+        return ArraySpec(shape, of)
+
+    def weight(name: str) -> tuple[ArraySpec, ArraySpec]:
+        n, k = model.products[name]
+        return array(n, k), array(part_floats(launcher.arch, tokens, n, k), of="float32")
+
+    sums = array(tokens, tokens_square_slots(model.hidden), of="float32")
+    stream, normed = array(tokens, model.hidden, of="float32"), array(COLUMNS, model.hidden)
+    gain, act = array(1, model.hidden, of="float32"), array(COLUMNS, model.ffn)
+    qkv_bias, o_bias = (
+        array(1, n) if on else None for n, on in ((model.qkv_rows, model.qkv_bias), (model.hidden, model.o_bias))
+    )
+    up_bias, down_bias = (array(1, n) if model.mlp_bias else None for n in (model.up_rows, model.hidden))
+    qkv, logits = array(tokens, model.qkv_rows), array(tokens, model.vocab, of="float32")
+    into: tuple[Any, ...] = (stream, gain, normed, sums)
+    linear_tokens_norm(launcher, normed, sums, *weight("qkv"), qkv, eps=model.eps, bias=qkv_bias)
+    linear_tokens_residual(launcher, array(COLUMNS, model.attention_width), *weight("o"), *into, bias=o_bias)
+    if model.activation == "xielu":
+        alphas = array(2, of="float32")
+        linear_tokens_xielu(launcher, normed, sums, *weight("up"), alphas, act, eps=model.eps)
+    else:
+        linear_tokens_swiglu(launcher, normed, sums, *weight("up"), act, eps=model.eps, bias=up_bias)
+    linear_tokens_residual(launcher, act, *weight("down"), *into, bias=down_bias)
+    linear_tokens_norm(launcher, normed, sums, *weight("lm_head"), logits, eps=model.eps)

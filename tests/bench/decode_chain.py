@@ -38,7 +38,18 @@ from kernels.linear import (
     linear_xielu,
     square_slots,
 )
+from kernels.linear_tokens import (
+    COLUMNS,
+    MOST_SHARES,
+    TokensConfig,
+    cut,
+    linear_tokens_norm,
+    linear_tokens_residual,
+    linear_tokens_swiglu,
+    linear_tokens_xielu,
+)
 from kernels.shapes import MODELS, ModelShape
+from kernels.tokens_join import tokens_square_slots
 
 BF16 = ml_dtypes.bfloat16
 RUNTIME = cp.cuda.runtime
@@ -299,8 +310,11 @@ def bench_products(name: str, ceiling: dict[str, float], found: dict[str, Any]) 
         found[f"{family if product not in ('o', 'down') else 'linear_residual'} {n} {k}"] = us
 
 
-def _one(chain: Chain, product: str, w: Any, tokens: int = 1) -> None:
-    """One fused product."""
+def _one(chain: Chain, product: str, w: Any, tokens: int = 1, config: TokensConfig | None = None) -> None:
+    """One fused product; `config` is for several tokens."""
+    if tokens > 1:
+        _several(chain, product, w, tokens, config)
+        return
     m = chain.m
     b = _buffers(chain, tokens)
     if product in ("qkv", "lm_head"):
@@ -314,34 +328,63 @@ def _one(chain: Chain, product: str, w: Any, tokens: int = 1) -> None:
         linear_residual(LAUNCHER, x, w, b["stream"], chain.gain, b["normed"], b[product])
 
 
+def _several(chain: Chain, product: str, w: Any, tokens: int, config: TokensConfig | None) -> None:
+    """The same for 2 to 8 tokens: two launches."""
+    m, b = chain.m, _buffers(chain, tokens)
+    if config is not None and cut(config, m.products[product][1])[1] > MOST_SHARES:
+        config = None
+    parts, more = b["parts"], {"config": config}
+    if product in ("qkv", "lm_head"):
+        linear_tokens_norm(LAUNCHER, b["normed"], b["down"], w, parts, b[product], eps=EPS, **more)
+    elif product == "up" and m.activation == "swiglu":
+        linear_tokens_swiglu(LAUNCHER, b["normed"], b["o"], w, parts, b["act"][:tokens], eps=EPS, **more)
+    elif product == "up":
+        linear_tokens_xielu(LAUNCHER, b["normed"], b["o"], w, parts, chain.alphas, b["act"][:tokens], eps=EPS, **more)
+    else:
+        x = b["x"] if product == "o" else b["act"]
+        into = (b["stream"], chain.gain, b["normed"][:tokens], b[product])
+        linear_tokens_residual(LAUNCHER, x, w, parts, *into, **more)
+
+
 def _buffers(chain: Chain, tokens: int) -> dict[str, Any]:
     cache = chain.__dict__.setdefault("_buffers", {})
     if tokens not in cache:
-        m = chain.m
-        slots = {p: square_slots(ARCH, *m.products[p], tokens) for p in ("o", "down")}
+        m, rows = chain.m, 1 if tokens == 1 else COLUMNS
+        slots = {
+            p: square_slots(ARCH, *m.products[p]) if tokens == 1 else tokens_square_slots(m.hidden)
+            for p in ("o", "down")
+        }
         made = {p: cp.full((tokens, slots[p]), 1e-3, dtype=cp.float32) for p in slots}
-        made |= {"normed": noise(tokens, m.hidden), "qkv": noise(tokens, m.qkv_rows), "act": noise(tokens, m.ffn)}
-        made |= {"x": noise(tokens, m.attention_width), "stream": cp.ones((tokens, m.hidden), dtype=cp.float32)}
+        made |= {"normed": noise(rows, m.hidden), "qkv": noise(tokens, m.qkv_rows), "act": noise(rows, m.ffn)}
+        made |= {"x": noise(rows, m.attention_width), "stream": cp.ones((tokens, m.hidden), dtype=cp.float32)}
         made["lm_head"] = cp.zeros((tokens, m.vocab), dtype=cp.float32)
+        floats = max(-(-k // 64) * n for n, k in m.products.values()) * tokens
+        made["parts"] = cp.zeros(min(floats, 1 << 28), dtype=cp.float32)
         cache[tokens] = made
     return cache[tokens]  # type: ignore[no-any-return]
 
 
+CUTS = (None, TokensConfig(steps=2), TokensConfig(tile_k=256, steps=1), TokensConfig(tile_k=256, steps=2))
+CUTS += (TokensConfig(128, 128, 1), TokensConfig(128, 128, 2), TokensConfig(steps=2, occupancy=5))
+
+
 def bench_tokens(name: str, found: dict[str, Any]) -> None:
-    """All products of a step for 1 to 8 tokens, without attention."""
+    """All products of a step for 1 to 8 tokens, without attention; by every cut for 4."""
     chain = Chain(MODELS[name])
 
-    def step(tokens: int) -> None:
+    def step(tokens: int, config: TokensConfig | None = None) -> None:
         for layer in chain.layers:
             for product, w in zip(("qkv", "o", "up", "down"), layer, strict=True):
-                _one(chain, product, w, tokens)
-        _one(chain, "lm_head", chain.lm_head, tokens)
+                _one(chain, product, w, tokens, config)
+        _one(chain, "lm_head", chain.lm_head, tokens, config)
 
     one = graph_us(lambda: step(1))
-    for tokens in (1, 2, 3, 4, 5, 6, 8):
-        us = graph_us(lambda t=tokens: step(t))
-        print(f"{name:14s} {tokens} tokens {us:8.1f} us, {us / one:.2f} x one token")
-        found[f"{name}, {tokens} tokens"] = us
+    works = [(tokens, None) for tokens in (1, 2, 3, 4, 5, 6, 8)] + [(4, config) for config in CUTS[1:]]
+    for tokens, config in works:
+        us = graph_us(lambda t=tokens, c=config: step(t, c))
+        words = f"{name:14s} {tokens} tokens {config or 'as configured'}"
+        print(f"{words} {us:8.1f} us, {us / one:.2f} x one token", flush=True)
+        found[words] = us
 
 
 def bench_carveouts(name: str, found: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ import cupy as cp
 
 from kernels.compile import CompileError, compile_all
 from kernels.digit_slices import digit_shapes, digit_slices, slices
-from kernels.int8_tokens import Int8TokensConfig, linear_int8_tokens_config, tokens_square_slots
+from kernels.int8_tokens import Int8TokensConfig, linear_int8_tokens_config
 from kernels.linear_int8_tokens import (
     linear_int8_tokens_norm,
     linear_int8_tokens_residual,
@@ -28,6 +28,7 @@ from kernels.linear_int8_tokens import (
 )
 from kernels.shapes import MODELS, ModelShape
 from kernels.specs import RecordingLauncher
+from kernels.tokens_join import tokens_square_slots
 from tests.bench import decode_chain
 from tests.bench.decode_chain import ARCH, BF16, EPS, LAUNCHER, Chain, _one, graph_us, noise
 from tests.bench.int8_chain import Int8Chain, random_bytes

@@ -55,6 +55,12 @@ from kernels.linear_prefill_digits import (
 )
 from kernels.linear_prefill_int8 import linear_prefill_int8_residual
 from kernels.linear_split import LinearSplitConfig, linear_split, linear_split_residual
+from kernels.linear_tokens import (
+    linear_tokens_norm,
+    linear_tokens_residual,
+    linear_tokens_swiglu,
+    linear_tokens_xielu,
+)
 from kernels.norm import rms_norm, rms_norm_digits
 from kernels.rope import qk_norm_rope_kv, rope_queries
 from kernels.sampling import SampleConfig, SampleWorkspace, sample, sample_workspace_shapes
@@ -206,14 +212,11 @@ CALLS = [
         HEADS,
     ),
     Call(linear, {"x": half(1, 64), "w": half(48, 64), "y": floats(1, 48), "bias": half(1, 48)}),
-    *(
-        Call(
-            linear_norm,
-            {"normed": half(tokens, 64), "square_sums": floats(tokens, 8), "w": half(48, 64), "y": half(tokens, 48)}
-            | {"bias": floats(1, 48)},
-            {"eps": 1e-6},
-        )
-        for tokens in (1, 3)
+    Call(
+        linear_norm,
+        {"normed": half(1, 64), "square_sums": floats(1, 8), "w": half(48, 64), "y": half(1, 48)}
+        | {"bias": floats(1, 48)},
+        {"eps": 1e-6},
     ),
     Call(
         linear_swiglu,
@@ -225,13 +228,33 @@ CALLS = [
         {"normed": half(1, 64), "square_sums": floats(1, 8), "w": half(48, 64), "alphas": floats(2), "y": half(1, 48)},
         {"eps": 1e-6},
     ),
-    *(
-        Call(
-            linear_residual,
-            {"x": half(tokens, 64), "w": half(48, 64), "stream": floats(tokens, 48), "gain": floats(1, 48)}
-            | {"normed": half(tokens, 48), "square_sums": floats(tokens, 8), "bias": half(1, 48)},
-        )
-        for tokens in (1, 3)
+    Call(
+        linear_residual,
+        {"x": half(1, 64), "w": half(48, 64), "stream": floats(1, 48), "gain": floats(1, 48)}
+        | {"normed": half(1, 48), "square_sums": floats(1, 8), "bias": half(1, 48)},
+    ),
+    Call(
+        linear_tokens_norm,
+        {"normed": half(8, 64), "square_sums": floats(3, 8), "w": half(48, 64), **PARTS, "y": half(3, 48)}
+        | {"bias": floats(1, 48)},
+        {"eps": 1e-6},
+    ),
+    Call(
+        linear_tokens_swiglu,
+        {"normed": half(8, 64), "square_sums": floats(3, 8), "w": half(48, 64), **PARTS, "y": half(3, 24)}
+        | {"bias": half(1, 48)},
+        {"eps": 1e-6},
+    ),
+    Call(
+        linear_tokens_xielu,
+        {"normed": half(8, 64), "square_sums": floats(3, 8), "w": half(48, 64), **PARTS}
+        | {"alphas": floats(2), "y": half(3, 48)},
+        {"eps": 1e-6},
+    ),
+    Call(
+        linear_tokens_residual,
+        {"x": half(8, 64), "w": half(48, 64), **PARTS, "stream": floats(3, 48), "gain": floats(1, 48)}
+        | {"normed": half(3, 48), "square_sums": floats(3, 4), "bias": half(1, 48)},
     ),
     Call(linear_int8, {"x": half(1, 64), **INT8, "y": floats(1, 48), "bias": half(1, 48)}),
     Call(
@@ -435,6 +458,7 @@ FREE_AXES: dict[str, set[tuple[str, int]]] = {
     **dict.fromkeys(
         (f"linear_int8_tokens{form}" for form in ("", "_norm", "_swiglu", "_xielu", "_residual")), PARTS_AXES
     ),
+    **dict.fromkeys((f"linear_tokens{form}" for form in ("_norm", "_swiglu", "_xielu", "_residual")), PARTS_AXES),
     "qk_norm_rope_kv": {("block_table", 0)},
     "widen_pages": {("block_table", 0)},
 }

@@ -9,7 +9,7 @@ import pytest
 
 from kernels import int8_tokens
 from kernels.digit_slices import SLICE, columns, digit_shapes, digit_slices
-from kernels.int8_tokens import MAX_COLUMNS, Int8TokensConfig, tokens_square_slots
+from kernels.int8_tokens import MAX_COLUMNS, Int8TokensConfig
 from kernels.linear_int8_tokens import (
     linear_int8_tokens,
     linear_int8_tokens_norm,
@@ -17,6 +17,7 @@ from kernels.linear_int8_tokens import (
     linear_int8_tokens_swiglu,
     linear_int8_tokens_xielu,
 )
+from kernels.tokens_join import tokens_square_slots
 from tests.reference import decode
 from tests.reference.int8 import dequantised, quantised
 from tests.reference.random_arrays import normal

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from kernels.configs import noting
+from kernels.digit_slices import MAX_TOKENS
 from kernels.launch import processors_of, supports_pdl
-from kernels.linear import MAX_TOKENS
 from kernels.specs import ArraySpec
 from tileinfer_core.backends.cuda import buffers as buf
 from tileinfer_core.backends.cuda.device import DeviceMemory

@@ -11,15 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.digit_slices import digit_shapes, digit_slices, slices
 from kernels.embedding import embedding_decode
-from kernels.int8_tokens import NARROWEST, tokens_square_slots
-from kernels.linear import linear_norm, linear_residual, linear_swiglu, linear_xielu, square_slots
+from kernels.int8_tokens import NARROWEST
 from kernels.linear_int8_tokens import (
     linear_int8_tokens_norm,
     linear_int8_tokens_residual,
     linear_int8_tokens_swiglu,
     linear_int8_tokens_xielu,
 )
+from kernels.linear_tokens import (
+    COLUMNS,
+    linear_tokens_norm,
+    linear_tokens_residual,
+    linear_tokens_swiglu,
+    linear_tokens_xielu,
+    part_floats,
+)
 from kernels.specs import RecordingLauncher
+from kernels.tokens_join import tokens_square_slots
 from tileinfer_core.backends.cuda import ops
 from tileinfer_core.backends.cuda.weights import Weight
 from tileinfer_core.errors import UsageError
@@ -72,7 +80,7 @@ class _Step:
         self._runner, self._eps = runner, model.structure.rms_norm_eps
         self._go = RecordingLauncher(device.arch, pdl=device.pdl)
         self._ops = ops.Ops(self._go, model.structure)
-        self.arrays = _arrays(runner, model, tokens)
+        self.arrays, self._tokens = _arrays(runner, model, tokens), tokens
         self._digits: dict[str, Digits] = {}
         for source in SOURCES:
             values, scales = digit_shapes(tokens, int(self.arrays[source].shape[1]))
@@ -83,14 +91,18 @@ class _Step:
     def records(self) -> list[Recorded]:
         return self._go.records
 
+    def _rows(self, source: str) -> Array:
+        """The tokens' own of the eight rows."""
+        return self.arrays[source][: self._tokens]
+
     def _digits_of(self, source: str) -> Digits:
         if source not in self._fresh:
-            digit_slices(self._go, self.arrays[source], self._digits[source])
+            digit_slices(self._go, self._rows(source), self._digits[source])
             self._fresh.add(source)
         return self._digits[source]
 
     def embed(self, ids: Array, table: Weight, gain: Array) -> None:
-        into = (self.arrays[name] for name in ("stream", "normed", "down_sums"))
+        into = (self.arrays["stream"], self._rows("normed"), self.arrays["down_sums"])
         embedding_decode(self._go, ids, table.values, ops.as_row(gain), *into, scale=table.scale)
 
     def normed(self, w: Weight, sums: str, out: str, bias: Array) -> None:
@@ -98,7 +110,7 @@ class _Step:
         (values, scale, _), a = w, self.arrays
         more: dict[str, Any] = {"eps": self._eps, "bias": ops.as_row(bias)}
         if scale is None:
-            linear_norm(self._go, a["normed"], a[sums], values, a[out], **more)
+            linear_tokens_norm(self._go, a["normed"], a[sums], values, a["parts"], a[out], **more)
             return
         x = self._digits_of("normed")
         linear_int8_tokens_norm(self._go, x, a[sums], values, scale, a["parts"], a[out], **more)
@@ -108,7 +120,7 @@ class _Step:
         a, runner, plans = self.arrays, self._runner, self._runner.plans
         pages = (runner.pool.k[index], runner.pool.v[index], plans.block_table, runner.pool.scales[index])
         self._ops.rope_rows(a["qkv"], (layer.q_norm, layer.k_norm), runner.buffers, pages, a["q"])
-        self._ops.attend_rows(a["q"], pages, runner.buffers, a["attention"])
+        self._ops.attend_rows(a["q"], pages, runner.buffers, self._rows("attention"))
         self._fresh.discard("attention")
 
     def feed_forward(self, w: Weight, layer: LayerWeights[Array]) -> None:
@@ -117,12 +129,12 @@ class _Step:
         alphas = () if layer.xielu is None else (layer.xielu[:2],)
         more = {"bias": ops.as_row(layer.gate_up_bias)} if layer.xielu is None else {}
         if scale is None:
-            half: Any = linear_swiglu if layer.xielu is None else linear_xielu
-            half(self._go, a["normed"], a["o_sums"], values, *alphas, a["act"], eps=eps, **more)
+            half: Any = linear_tokens_swiglu if layer.xielu is None else linear_tokens_xielu
+            half(self._go, a["normed"], a["o_sums"], values, a["parts"], *alphas, self._rows("act"), eps=eps, **more)
             self._fresh.discard("act")
             return
         made = None if layer.down_scale is None else self._digits["act"]
-        given = (self._digits_of("normed"), a["o_sums"], values, scale, a["parts"], *alphas, a["act"], made)
+        given = (self._digits_of("normed"), a["o_sums"], values, scale, a["parts"], *alphas, self._rows("act"), made)
         int8: Any = linear_int8_tokens_swiglu if layer.xielu is None else linear_int8_tokens_xielu
         int8(self._go, *given, eps=eps, **more)
         self._fresh.add("act")
@@ -130,9 +142,9 @@ class _Step:
     def add(self, source: str, w: Weight, sums: str, vectors: tuple[Array, Array]) -> None:
         """stream += x · wᵀ (+ bias), and what the norm after it needs."""
         (values, scale, _), (bias, gain), a = w, vectors, self.arrays
-        into = (a["stream"], ops.as_row(gain), a["normed"], a[sums])
+        into = (a["stream"], ops.as_row(gain), self._rows("normed"), a[sums])
         if scale is None:
-            linear_residual(self._go, a[source], values, *into, bias=ops.as_row(bias))
+            linear_tokens_residual(self._go, a[source], values, a["parts"], *into, bias=ops.as_row(bias))
             self._fresh.discard("normed")
             return
         x, made = self._digits_of(source), self._digits["normed"]
@@ -145,24 +157,19 @@ def _arrays(runner: CudaRunner, model: ModelDefinition, tokens: int) -> Mapping[
     half = str(runner.buffers["rows_normed"].dtype)
     qkv_rows, up_rows = s.q_size + 2 * s.kv_size, (1 if s.mlp == "plain" else 2) * s.intermediate_size
 
-    def slots(product: str, columns: int) -> int:
-        if model.int8(product, 0) is not None:
-            return tokens_square_slots(s.hidden_size)
-        return square_slots(device.arch, s.hidden_size, columns, tokens)
-
     products = [(qkv_rows, s.hidden_size), (s.hidden_size, s.q_size), (up_rows, s.hidden_size)]
     products += [(s.hidden_size, s.intermediate_size), (vocab, s.hidden_size)]
-    int8 = any(parameter.int8 is not None for parameter in model.parameters)
-    parts = max(slices(k) * tokens * n for n, k in products) if int8 else 1
+    parts = max(max(slices(k) * tokens * n, part_floats(device.arch, tokens, n, k)) for n, k in products)
+    sums = (tokens, tokens_square_slots(s.hidden_size))
     return {
         "stream": device.zeros((tokens, s.hidden_size), "float32"),  # [T, D]
-        "normed": device.zeros((tokens, s.hidden_size), half),  # [T, D]
-        "o_sums": device.zeros((tokens, slots("o_proj", s.q_size)), "float32"),
-        "down_sums": device.zeros((tokens, slots("down_proj", s.intermediate_size)), "float32"),
+        "normed": device.zeros((COLUMNS, s.hidden_size), half),  # [8, D]
+        "o_sums": device.zeros(sums, "float32"),
+        "down_sums": device.zeros(sums, "float32"),
         "qkv": device.zeros((tokens, qkv_rows), half),  # [T, (H + 2K)·d]
         "q": device.zeros((tokens, s.q_size), half),  # [T, H·d]
-        "attention": device.zeros((tokens, s.q_size), half),  # [T, H·d]
-        "act": device.zeros((tokens, s.intermediate_size), half),  # [T, F]
+        "attention": device.zeros((COLUMNS, s.q_size), half),  # [8, H·d]
+        "act": device.zeros((COLUMNS, s.intermediate_size), half),  # [8, F]
         "logits": device.zeros((tokens, vocab), "float32"),  # [T, V]
         "parts": device.zeros((parts,), "float32"),  # shares of the product in work
     }
