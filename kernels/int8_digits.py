@@ -154,14 +154,20 @@ def power_of_two(top):
     return unit, ct.bitcast((e - BITS) << 23, ct.float32) + top * 0.0
 
 
-def tile_digits(x, unit, TN: Int, LOADS: Int):
+def tile_digits(x, unit, TN: Int, LOADS: Int, LONG: Bool):
     """The digits of a tile of one or two loads, [WARPS, 32 · loads, 8].
 
-    Column 2 s + d is digit d of slice s, all of them repeated to fill 8.
+    Column 2 s + d is digit d of slice s, all of them repeated to fill 8. Of a LONG token they are made in fewer
+    instructions: the 128 is in the constant that rounds, and lo's top bit is turned, four bytes at a time. Short ones
+    gain nothing (docs/kernels.md).
     """
     H = ct.static_eval(chunks_together(TN))
-    bits = ct.bitcast(x.astype(ct.float32) * unit + ROUND, ct.int32)  # the nearest whole number in the low bytes
-    lo, hi = bits.astype(ct.int8), ((bits + 128) >> 8).astype(ct.int8)
+    if LONG:
+        bits = ct.bitcast(x.astype(ct.float32) * unit + (ROUND + 128.0), ct.int32)
+        lo, hi = bits.astype(ct.int8) ^ ct.full((1, 1), -128, dtype=ct.int8), (bits >> 8).astype(ct.int8)
+    else:
+        bits = ct.bitcast(x.astype(ct.float32) * unit + ROUND, ct.int32)  # the nearest whole number in the low bytes
+        lo, hi = bits.astype(ct.int8), ((bits + 128) >> 8).astype(ct.int8)
     d = ct.cat((hi, lo), 0).reshape((2, LOADS, WARPS, H, 4, 2, 2, 4))
     d = ct.permute(d, (2, 3, 6, 0, 1, 5, 4, 7)).reshape((WARPS, 1, 4 * H, MMA_DEPTH * LOADS))
     d = ct.broadcast_to(d, (WARPS, MMA_COLUMNS // (4 * H), 4 * H, MMA_DEPTH * LOADS))
@@ -200,7 +206,8 @@ def digits_dot(tiles, scales, x, xs, square_sums, TN: Int, NK: Int, NB: Int, G: 
     R = ct.static_eval(row_groups(TN))
     LOADS = ct.static_eval(token_columns(TN, NK, G) // load_columns(TN))
     COUNT = ct.static_eval(NK * load_columns(TN) // token_columns(TN, NK, G))
-    if ct.static_eval(NK * load_columns(TN) > KEPT):
+    LONG = ct.static_eval(NK * load_columns(TN) > KEPT)
+    if LONG:
         top = long_maximum(x, ct.static_eval(NK * load_columns(TN) // WIDE))
         xs = digit_token(x, TN, NK, G)
     else:
@@ -212,7 +219,7 @@ def digits_dot(tiles, scales, x, xs, square_sums, TN: Int, NK: Int, NB: Int, G: 
     else:
         top = ct.max(top.astype(ct.float32), axis=1, keepdims=True)
     unit, back = power_of_two(top)
-    digits = tuple(tile_digits(xs[s], unit, TN, LOADS) for s in ct.static_iter(range(COUNT)))
+    digits = tuple(tile_digits(xs[s], unit, TN, LOADS, LONG) for s in ct.static_iter(range(COUNT)))
     counts = own_digits(TN)
     if G == 0:
         sums = tuple(whole_rows(tiles[r], digits, COUNT, LOADS) for r in ct.static_iter(range(R)))
