@@ -49,6 +49,7 @@ FAMILIES: tuple[str, ...] = (
     "kernels.norm",
     "kernels.rope",
     "kernels.sampling",
+    "kernels.tokens_join",
     "kernels.widen_pages",
 )
 
@@ -97,12 +98,13 @@ def entries(
     shapes = [model for model in wanted if isinstance(model, tuple)]
     others = [(model.name, model.records(arch, pdl=dependent)) for model in wanted if not isinstance(model, tuple)]
     for family in families:
-        own = [(name, [record for record in records if record.module == family]) for name, records in others]
-        yield from _record(family, _recorded(family, arch, shapes, pdl=dependent) + own, pdl=dependent)
+        launches = _recorded(family, arch, shapes, pdl=dependent) + others
+        own = [(name, [record for record in records if record.module == family]) for name, records in launches]
+        yield from _record(family, own, pdl=dependent)
 
 
 def _recorded(family: str, arch: str, shapes: list[Shape], *, pdl: bool) -> list[tuple[str, list[Recorded]]]:
-    """The family's launches for each shape."""
+    """The family's launches for each shape, and those of other families' kernels between them."""
     found = []
     module = importlib.import_module(family)
     for name, shape, dtype in shapes:

@@ -19,10 +19,12 @@ from kernels.digit_slices import SLICE, check_digits, slices, store_digits
 from kernels.launch import Together, check_array
 from kernels.linear import PLAIN, SWIGLU, XIELU, activated, alphas, check_square_sums, plain_tile
 from kernels.notation import HALF, Bool, Float, Int
+from kernels.specs import RecordingLauncher
 
 if TYPE_CHECKING:
     from kernels.digit_slices import Digits
     from kernels.launch import Launcher
+    from kernels.shapes import ModelShape
 
     Launch = tuple[Any, tuple[int, int, int], tuple[Any, ...]]
 
@@ -164,3 +166,15 @@ def join_residual(
     arrays = (shares, shares if bias is None else bias, stream, gain, normed, square_sums)
     constants = (count, bias is not None, digits is not None, n % SLICE == 0, launcher.pdl)
     return join_residual_tokens_kernel, (blocks, tokens, 1), (*arrays, *(digits or (shares, shares)), *constants)
+
+
+def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
+    """The second launches of both formats' products: how many shares there are, the products decide."""
+    from kernels import linear_int8_tokens, linear_tokens
+
+    recorded = RecordingLauncher(launcher.arch, pdl=launcher.pdl)
+    for family in (linear_tokens, linear_int8_tokens):
+        family.model_launches(recorded, model, dtype)
+    for record in recorded.records:
+        if record.module == __name__:
+            launcher(record.kernel, (record.grid[0], record.grid[1], 1), record.args)
