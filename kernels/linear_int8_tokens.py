@@ -40,7 +40,7 @@ from kernels.linear import PLAIN, SWIGLU, XIELU
 from kernels.linear_int8 import GROUP
 from kernels.notation import HALF, Bool, Int
 from kernels.specs import ArraySpec
-from kernels.tokens_join import both, join, join_residual, tokens_square_slots
+from kernels.tokens_join import both, join, join_residual, shares_in, tokens_square_slots
 
 if TYPE_CHECKING:
     from kernels.digit_slices import Digits
@@ -152,9 +152,8 @@ def linear_int8_tokens_residual(
     """
     op = "linear_int8_tokens_residual"
     check_array(f"{op}: stream", stream, (None, None), "float32", align=16)
-    product, _ = _product(launcher, op, (x, w, scale, parts), int(stream.shape[0]), bias, config)
-    shares = product[2][4]
-    end = join_residual(launcher, op, shares, stream, gain, normed, square_sums, bias, digits)
+    product, room, _ = _product(launcher, op, (x, w, scale, parts), int(stream.shape[0]), bias, config)
+    end = join_residual(launcher, op, room, stream, gain, normed, square_sums, bias, digits)
     both(launcher, product, end)
 
 
@@ -166,14 +165,14 @@ def _launch(
     config: Int8TokensConfig | None, digits: Digits | None = None,
 ) -> None:  # fmt: skip
     check_array(f"{op}: y", y, (None, None), "float32", *HALF, align=16)
-    product, k = _product(launcher, op, inputs, int(y.shape[0]), extra if act != XIELU else None, config)
-    both(launcher, product, join(launcher, op, product[2][4], square_sums, y, extra, act, k, eps, digits))
+    product, room, k = _product(launcher, op, inputs, int(y.shape[0]), extra if act != XIELU else None, config)
+    both(launcher, product, join(launcher, op, room, square_sums, y, extra, act, k, eps, digits))
 
 
 def _product(
     launcher: Launcher, op: str, inputs: Inputs, tokens: int, bias: Any, config: Int8TokensConfig | None
-) -> tuple[Launch, int]:
-    """The product's launch, whose fifth argument is the shares [S, T, N] in the workspace; columns of w."""
+) -> tuple[Launch, Any, int]:
+    """The product's launch, the shares [S, T, N] that it writes, columns of w."""
     x, w, scale, parts = inputs
     n, k, group = check_int8(op, w, scale)
     check_digits(op, x, tokens, k)
@@ -182,18 +181,12 @@ def _product(
     c = config or linear_int8_tokens_config(launcher.arch, n, k, group)
     tile_k = check_cut(op, c, k, group)
     shares = slices(k) // c.steps
-    check_array(f"{op}: parts", parts, (None,), "float32", align=16)
-    if int(parts.shape[0]) < shares * tokens * n:
-        raise ValueError(
-            f"{op}: parts has {parts.shape[0]} entries, expected {shares * tokens * n}: {shares} shares of {tokens} "
-            f"tokens and {n} rows"
-        )
-    room = parts[: shares * tokens * n].reshape(shares, tokens, n)
+    room = shares_in(op, parts, shares, tokens, n)
     even = n % c.tile_n == 0 and k % SLICE == 0
     args = (w, scale, *x, room, c.tile_n, tile_k, c.steps, group or 0, columns(tokens), even, launcher.pdl)
     kernel = linear_int8_tokens_kernel
     hinted = kernel if c.occupancy is None else with_hints(kernel, occupancy=c.occupancy)
-    return (hinted, (-(-n // c.tile_n), shares, 1), args), k
+    return (hinted, (-(-n // c.tile_n), shares, 1), args), room, k
 
 
 def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:

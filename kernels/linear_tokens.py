@@ -29,7 +29,7 @@ from kernels.launch import check_array, with_hints
 from kernels.linear import PLAIN, SWIGLU, XIELU, plain_tile
 from kernels.notation import HALF, ZERO, Bool, Int
 from kernels.specs import ArraySpec
-from kernels.tokens_join import both, join, join_residual, tokens_square_slots
+from kernels.tokens_join import both, join, join_residual, shares_in, tokens_square_slots
 
 if TYPE_CHECKING:
     from kernels.launch import Launcher
@@ -162,8 +162,8 @@ def linear_tokens_residual(
     """
     op = "linear_tokens_residual"
     check_array(f"{op}: stream", stream, (None, None), "float32", align=16)
-    product, _ = _product(launcher, op, (x, w, parts), int(stream.shape[0]), bias, config)
-    end = join_residual(launcher, op, product[2][2], stream, gain, normed, square_sums, bias)
+    product, room, _ = _product(launcher, op, (x, w, parts), int(stream.shape[0]), bias, config)
+    end = join_residual(launcher, op, room, stream, gain, normed, square_sums, bias)
     both(launcher, product, end)
 
 
@@ -175,14 +175,14 @@ def _launch(
     config: TokensConfig | None,
 ) -> None:  # fmt: skip
     check_array(f"{op}: y", y, (None, None), "float32", *HALF, align=16)
-    product, k = _product(launcher, op, inputs, int(y.shape[0]), extra if act != XIELU else None, config)
-    both(launcher, product, join(launcher, op, product[2][2], square_sums, y, extra, act, k, eps))
+    product, room, k = _product(launcher, op, inputs, int(y.shape[0]), extra if act != XIELU else None, config)
+    both(launcher, product, join(launcher, op, room, square_sums, y, extra, act, k, eps))
 
 
 def _product(
     launcher: Launcher, op: str, inputs: Inputs, tokens: int, bias: Any, config: TokensConfig | None
-) -> tuple[Launch, int]:
-    """The product's launch, whose third argument is the shares [S, T, N] in the workspace; columns of w."""
+) -> tuple[Launch, Any, int]:
+    """The product's launch, the shares [S, T, N] that it writes, columns of w."""
     x, w, parts = inputs
     check_array(f"{op}: w", w, (None, None), *HALF, align=16)
     n, k = map(int, w.shape)
@@ -195,18 +195,12 @@ def _product(
         check_array(f"{op}: bias", bias, (1, n), *HALF, "float32", align=16)
     c = config or linear_tokens_config(launcher.arch, n, k)
     steps, shares = cut(c, k)
-    check_array(f"{op}: parts", parts, (None,), "float32", align=16)
-    if int(parts.shape[0]) < shares * tokens * n:
-        raise ValueError(
-            f"{op}: parts has {parts.shape[0]} entries, expected {shares * tokens * n}: {shares} shares of {tokens} "
-            f"tokens and {n} rows"
-        )
-    room = parts[: shares * tokens * n].reshape(shares, tokens, n)
+    room = shares_in(op, parts, shares, tokens, n)
     even = n % c.tile_n == 0 and k % c.tile_k == 0
     kernel = linear_tokens_kernel
     hinted = kernel if c.occupancy is None else with_hints(kernel, occupancy=c.occupancy)
     args = (w, x, room, c.tile_n, c.tile_k, steps, even, launcher.pdl)
-    return (hinted, (-(-n // c.tile_n), shares, 1), args), k
+    return (hinted, (-(-n // c.tile_n), shares, 1), args), room, k
 
 
 def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:

@@ -19,7 +19,6 @@ from kernels.digit_slices import SLICE, check_digits, slices, store_digits
 from kernels.launch import Together, check_array
 from kernels.linear import PLAIN, SWIGLU, XIELU, activated, alphas, check_square_sums, plain_tile
 from kernels.notation import HALF, Bool, Float, Int
-from kernels.specs import RecordingLauncher
 
 if TYPE_CHECKING:
     from kernels.digit_slices import Digits
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def tokens_square_slots(n: int) -> int:
-    """Entries a token of the `square_sums` that linear_int8_tokens_residual writes."""
+    """Entries a token of the `square_sums` that join_residual_tokens_kernel writes."""
     return max(4, 1 << (slices(n) - 1).bit_length())
 
 
@@ -120,6 +119,17 @@ def join_residual_tokens_kernel(
 # -- host
 
 
+def shares_in(op: str, parts: Any, shares: int, tokens: int, n: int) -> Any:
+    """The shares [S, T, N] of a product in the workspace `parts`. Raises ValueError, TypeError."""
+    check_array(f"{op}: parts", parts, (None,), "float32", align=16)
+    if int(parts.shape[0]) < shares * tokens * n:
+        raise ValueError(
+            f"{op}: parts has {parts.shape[0]} entries, expected {shares * tokens * n}: {shares} shares of {tokens} "
+            f"tokens and {n} rows"
+        )
+    return parts[: shares * tokens * n].reshape(shares, tokens, n)
+
+
 def both(launcher: Launcher, product: Launch, end: Launch) -> None:
     """A product's launches; neither happens where one of them fails a check."""
     together = Together(launcher)
@@ -169,12 +179,8 @@ def join_residual(
 
 
 def model_launches(launcher: Launcher, model: ModelShape, dtype: str) -> None:
-    """The second launches of both formats' products: how many shares there are, the products decide."""
+    """Both formats' products, which decide how many shares their second launches have."""
     from kernels import linear_int8_tokens, linear_tokens
 
-    recorded = RecordingLauncher(launcher.arch, pdl=launcher.pdl)
     for family in (linear_tokens, linear_int8_tokens):
-        family.model_launches(recorded, model, dtype)
-    for record in recorded.records:
-        if record.module == __name__:
-            launcher(record.kernel, (record.grid[0], record.grid[1], 1), record.args)
+        family.model_launches(launcher, model, dtype)

@@ -40,9 +40,7 @@ from kernels.linear import (
 )
 from kernels.linear_tokens import (
     COLUMNS,
-    MOST_SHARES,
     TokensConfig,
-    cut,
     linear_tokens_norm,
     linear_tokens_residual,
     linear_tokens_swiglu,
@@ -331,8 +329,6 @@ def _one(chain: Chain, product: str, w: Any, tokens: int = 1, config: TokensConf
 def _several(chain: Chain, product: str, w: Any, tokens: int, config: TokensConfig | None) -> None:
     """The same for 2 to 8 tokens: two launches."""
     m, b = chain.m, _buffers(chain, tokens)
-    if config is not None and cut(config, m.products[product][1])[1] > MOST_SHARES:
-        config = None
     parts, more = b["parts"], {"config": config}
     if product in ("qkv", "lm_head"):
         linear_tokens_norm(LAUNCHER, b["normed"], b["down"], w, parts, b[product], eps=EPS, **more)
@@ -364,7 +360,7 @@ def _buffers(chain: Chain, tokens: int) -> dict[str, Any]:
     return cache[tokens]  # type: ignore[no-any-return]
 
 
-CUTS = (None, TokensConfig(steps=2), TokensConfig(tile_k=256, steps=1), TokensConfig(tile_k=256, steps=2))
+CUTS = (TokensConfig(steps=2), TokensConfig(tile_k=256, steps=1), TokensConfig(tile_k=256, steps=2))
 CUTS += (TokensConfig(128, 128, 1), TokensConfig(128, 128, 2), TokensConfig(steps=2, occupancy=5))
 
 
@@ -379,7 +375,7 @@ def bench_tokens(name: str, found: dict[str, Any]) -> None:
         _one(chain, "lm_head", chain.lm_head, tokens, config)
 
     one = graph_us(lambda: step(1))
-    works = [(tokens, None) for tokens in (1, 2, 3, 4, 5, 6, 8)] + [(4, config) for config in CUTS[1:]]
+    works = [(tokens, None) for tokens in (1, 2, 3, 4, 5, 6, 8)] + [(4, config) for config in CUTS]
     for tokens, config in works:
         us = graph_us(lambda t=tokens, c=config: step(t, c))
         words = f"{name:14s} {tokens} tokens {config or 'as configured'}"
